@@ -48,6 +48,18 @@ def test_a_decision(decision: Decision) -> None:
     assert all(re.search(r"\d %\s+█", line) for line in bars), "a bar stands beside its share"
 
 
+def test_the_ranked_plans_at_forty_columns(decision: Decision) -> None:
+    """All figures stand below each other, each beside its name's line in the head, and no word is broken."""
+    narrow = _shown(terminal.ranked(decision.ranked, width=40), 40)
+    assert max(map(len, narrow.splitlines())) <= 40
+    assert _words(narrow) <= _words(_shown(terminal.ranked(decision.ranked, width=WIDE), WIDE)) | {
+        "ranked",
+        "by",
+        "GiB",
+    }
+    assert len(narrow.splitlines()) >= 10 * len(decision.ranked)
+
+
 @pytest.mark.parametrize(
     "command", ["explain", "compare", "models", "models llama-3.1-8b", "clusters", "clusters 8xH100"]
 )

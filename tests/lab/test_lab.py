@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -39,6 +40,17 @@ def test_links_are_as_asked_and_islands_are_found() -> None:
         assert pair.bandwidth < 1.1 * RATE
         assert pair.latency_seconds >= 15e-3
     assert islands([near, *far], hosts=3) == ((0, 1), (2,))
+
+
+def test_ctrl_c_is_for_what_runs_in_the_lab_and_links_outlive_it() -> None:
+    with Lab.of(TWO_SITES) as lab:
+        assert lab._fabric is not None
+        for relay in lab._fabric._relays:
+            relay.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        assert all(relay.poll() is None for relay in lab._fabric._relays)
+        _, far, _ = measure_pairs(lab, seconds=0.3)
+    assert far.latency_seconds >= 15e-3
 
 
 def test_links_are_slowed_while_the_lab_is_up() -> None:

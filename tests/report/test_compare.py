@@ -30,6 +30,7 @@ def test_the_faster_is_named_with_the_difference_of_every_cause(tmp_path: Path) 
     fast, slow = meshwright.predict(one), meshwright.predict(other)
     assert found.settings["tensor"] == (str(one.plan.tensor), "4")
     assert "model" not in found.settings
+    assert "expert tensor" not in found.settings, "the model has no experts"
     assert sum(pair.one for pair in found.step) == pytest.approx(fast.step_seconds)
     assert sum(pair.other for pair in found.step) == pytest.approx(slow.step_seconds)
     assert sum(pair.other for pair in found.memory) == pytest.approx(slow.peak_bytes)

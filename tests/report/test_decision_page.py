@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from meshwright import catalog, cost, search
-from meshwright.export import Peer, export
+from meshwright.export import Peer, export, version_of
 from meshwright.report import decision_page, waterfall, write_page
 from meshwright.report.decision_view import DecisionView, decision_view
 from meshwright.report.launches import launches
@@ -174,7 +174,7 @@ def test_the_page_has_the_launch_of_every_trainer_or_why_there_is_none() -> None
         assert f"<summary>{launch.name}: has no words for it</summary>" in text
         assert all(reason in html.unescape(text).replace(SPACE, " ") for reason in launch.refused)
     assert [launch.text for launch in said] == [
-        export(found.design, to=peer).text for peer in Peer if peer.value not in [entry.name for entry in refused]
+        export(found.design, to=peer).text for peer in Peer if version_of(peer) not in [entry.name for entry in refused]
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cost import predict
 from meshwright.cost.ways import met_over, ways_of_meeting
-from meshwright.report.meetings import meeting_sentences
+from meshwright.report.meetings import _alternatives, meeting_sentences
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import SyncKind
@@ -41,7 +41,8 @@ def test_of_every_tier_bytes_and_what_is_exposed_and_hidden_are_told(kind: SyncK
         hidden = max(report.detail.get(f"{each.line}, hidden included", line.seconds) - line.seconds, 0.0)
         assert (
             f"Of {each.line} a device sends {format_bytes(each.bytes)} {each.tier} a step: "
-            f"{format_seconds(line.seconds)} exposed, {format_seconds(hidden)} hidden." in sentences
+            f"{format_seconds(line.seconds)} exposed, {format_seconds(hidden) if hidden else 'none'} hidden."
+            in sentences
         )
 
 
@@ -75,10 +76,22 @@ def test_the_choice_and_what_every_other_way_would_take_and_cost_in_loss_are_tol
     (ways,) = [line for line in told(design) if "other ways would take" in line]
     assert ways.startswith(f"This plan's ranks meet as {own.words}; for its layout")
     assert len(others) > len(SyncKind) - 2
+    assert f"{own.words} " not in ways.partition("would take: ")[2]
     for way in others:
-        assert f"{way.words} {format_seconds(way.step_seconds)} (" in ways
+        words = "in every step" if way.kind is SyncKind.EVERY_STEP and not way.compression else way.words
+        assert way.words == own.words or f"{words} {format_seconds(way.step_seconds)} (" in ways
     (losses,) = [line for line in told(design) if line.startswith("Loss above that")]
     assert re.search(r"streaming [+-]\d\.\d{3} nats \(.*; .+\)", losses)
+
+
+def test_a_plan_without_rounds_meets_in_every_step_and_ways_that_take_as_long_say_so() -> None:
+    design = met(SyncKind.EVERY_STEP)
+    own, *others = ways_of_meeting(design)
+    (ways,) = [line for line in told(design) if "other ways would take" in line]
+    assert ways.startswith("This plan's ranks meet in every step; for its layout")
+    alike = [replace(way, step_seconds=own.step_seconds) for way in others]
+    assert "(as long" in _alternatives((own, *alike), waits="")
+    assert "0.0 %" not in _alternatives((own, *alike), waits="")
 
 
 def test_a_way_of_meeting_that_memory_has_no_room_for_is_told() -> None:

@@ -84,7 +84,13 @@ def test_key_figures_and_words_are_there(run_dir: Path) -> None:
         "tensor 3 does not divide 4 heads",
         "2.13.0",
     ):
-        assert said in text, said
+        assert said in text.replace("\N{NO-BREAK SPACE}", " "), said
+
+
+def test_numbers_stay_on_a_line_with_their_units(run_dir: Path) -> None:
+    prose = re.findall(r"<(?:p|li)[ >].*?</(?:p|li)>", page_of(run_dir), flags=re.DOTALL)
+    assert any("347\N{NO-BREAK SPACE}ms" in each for each in prose)
+    assert not [each for each in prose if re.search(r"[0-9] (?:ms|MiB|GiB|%)", each)]
 
 
 def test_text_from_files_is_escaped(run_dir: Path) -> None:

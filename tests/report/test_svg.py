@@ -24,6 +24,12 @@ def test_ticks_are_round_inside_and_about_as_many_as_asked(low: float, width: fl
     assert len(ticks) <= count + 1
 
 
+def test_a_range_that_no_round_step_divides_into_four_has_more_ticks_and_not_two() -> None:
+    """A loss from 8.3 to 4.8 with its margins, and memory from 280 to 392 MiB."""
+    assert svg.Scale(low=4.5, high=8.6).ticks(4) == [5.0, 6.0, 7.0, 8.0]
+    assert svg.Scale(low=278.0, high=393.0).ticks(4) == [300.0, 325.0, 350.0, 375.0]
+
+
 def test_a_scale_shows_one_value_and_none() -> None:
     assert 0.0 <= svg.Scale.over([5.0])(5.0) <= 1.0
     assert svg.Scale.over([0.0, 0.0])(0.0) >= 0.0

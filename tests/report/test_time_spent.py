@@ -12,8 +12,9 @@ from meshwright.cli import main
 from meshwright.report import goodput_lines, read_run
 from meshwright.report.page import render
 from meshwright.report.time_spent import goodput_figure
+from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.goodput import Goodput, Interruption, Mark, Moment, Spent, account
-from meshwright.train.observe.timekeeper import note
+from meshwright.train.observe.timekeeper import first_line, note
 
 MARKS = (
     Mark(what=Moment.LAUNCHED, at=0.0),
@@ -69,3 +70,12 @@ def test_the_bar_of_a_run_is_its_whole_time() -> None:
     assert figure is not None
     assert [name for _, name in figure.legend] == [row[0] for row in figure.table.rows]
     assert goodput_figure(None) is None
+
+
+def test_what_is_kept_of_an_error_is_what_happened_in_whole_words() -> None:
+    """Not its reason and what to do, which the run has said, and never half a bracket."""
+    problem = Problem(what="rank 1 was killed (signal 9)", why="memory is not the likely cause", fix="see the log")
+    assert first_line(WorkerFailed(problem)) == "rank 1 was killed (signal 9)"
+    long = first_line(ValueError("word " * 100))
+    assert len(long) <= 200
+    assert long.endswith("word ...")

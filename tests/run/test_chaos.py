@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshwright.catalog.failure_mix import EVEN, LLAMA3
@@ -16,7 +18,8 @@ from meshwright.lab.fabric import unfit
 from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.compare import compare, losses
 from meshwright.run.chaos.soak import draw
-from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial
+from meshwright.run.chaos.strike import Done
+from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial, _Open, _Progress
 from meshwright.run.chaos.watch import Watch
 from meshwright.run.chaos.words import first_named, is_told, told_of
 from meshwright.run.elastic.epochs import epochs_path
@@ -77,6 +80,39 @@ def test_faults_come_when_they_should_and_what_they_cost_is_counted(tmp_path: Pa
     assert asked.undone_steps == 0
     assert 0 <= lost.undone_steps <= fake_run.SAVED_EVERY
     assert sorted(losses(tmp_path / "run")) == list(range(1, fake_run.STEPS + 1))
+
+
+@pytest.mark.parametrize("fault", ["kill=rank=0@step=8", "kill=rank=all@step=8", "corrupt=@step=8", "preempt=@step=8"])
+def test_steps_that_rank_0_had_done_unseen_are_no_recovery(fault: str) -> None:
+    """Steps of a millisecond: what its process wrote last may be steps after what was seen when it was killed."""
+    kind, _, text = fault.partition("=")
+    struck = _Open(fault=read_fault(FaultKind(kind), text), strike=Done(), at=0.0, step=8, launch=1, process=77)
+    watched = Supervisor(Path("run"), lambda _goes_on: [], (), 2, Path("logs"), quiet)
+    watched._progress = _Progress(process=77, first=1, step=12)
+    assert not watched._is_back(struck)
+    watched._progress = _Progress(process=78, first=6, step=7)
+    assert watched._is_back(struck)
+    other = replace(struck, fault=read_fault(FaultKind.KILL, "rank=1@step=8"))
+    watched._progress = _Progress(process=77, first=1, step=12)
+    assert watched._is_back(other), "an elastic run goes on without rank 1"
+
+
+def test_what_asks_chaos_to_end_ends_its_launch(tmp_path: Path) -> None:
+    code = f"""
+import time
+from pathlib import Path
+from meshwright.run.chaos.launches import Launch, interrupted_by_signals
+with interrupted_by_signals(), Launch(["sleep", "600"], number=1, log=Path({str(tmp_path / "log")!r})) as launch:
+    print(launch.process.pid, flush=True)
+    time.sleep(600)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        launched = psutil.Process(int(process.stdout.readline()))
+        process.terminate()
+        assert "KeyboardInterrupt: SIGTERM" in process.communicate(timeout=60)[1]
+    assert not launched.is_running()
 
 
 def test_a_run_is_not_started_again_for_ever(tmp_path: Path) -> None:
@@ -141,6 +177,12 @@ def test_what_is_wrong_is_told_before_anything_is_done(tmp_path: Path, capsys: p
     assert "the run has 4 steps and ends before step 9" in told
     assert main([*run, "--kill", "rank=x@step=1", "--slow", "fctor=2@step=1", "--mix", "lama3"]) == ExitCode.USAGE
     assert capsys.readouterr().err.count("error: ") == 3
+    missing = design(tmp_path, steps=4)
+    missing = replace(missing, job=replace(missing.job, data=replace(missing.job.data, tokenizer="not-there.json")))
+    (tmp_path / "missing.json").write_text(missing.to_json())
+    assert main(["chaos", str(tmp_path / "missing.json"), *run[2:], "--kill", "@step=2"]) == ExitCode.USAGE
+    assert "not-there.json" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
     assert main(run) == ExitCode.USAGE
     assert "no fault is asked for" in capsys.readouterr().err
     assert main([*run, "--simulate", "--faults", "3"]) == ExitCode.USAGE

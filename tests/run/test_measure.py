@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -174,6 +176,15 @@ def broken(*, rank: int) -> int:
 def test_the_error_of_a_child_comes_back() -> None:
     with pytest.raises(WorkerFailed, match="rank 1 has no luck"):
         in_children(broken, [{"rank": 0}, {"rank": 1}], seconds=60)
+
+
+def asked_to_end() -> str:
+    os.kill(os.getpid(), signal.SIGINT)
+    return "goes on"
+
+
+def test_ctrl_c_is_for_the_parent_which_ends_its_children() -> None:
+    assert in_children(asked_to_end, [{}], seconds=60) == ("goes on",)
 
 
 @pytest.mark.slow

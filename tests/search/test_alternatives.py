@@ -107,7 +107,11 @@ def test_a_plan_on_other_devices_is_compared_by_its_cost_and_says_on_how_many() 
     fixed = replace(job, constraints=replace(ANY, fix={"devices": other}))
     made = best(MODELS["dense"], BOX, fixed)
     told = compared(chosen.design, chosen.report, made.design, made.report, head="another number")
-    assert f" money on {other} devices, not {used}" in told or f"cost as much on {other} devices, not {used}" in told
+    devices = f"{other} device{'s' * (other > 1)}"
+    assert f" money on {devices}, not {used}" in told or f"cost as much on {devices}, not {used}" in told
+    assert used == 1
+    back = compared(made.design, made.report, chosen.design, chosen.report, head="one")
+    assert f" on 1 device, not {other}" in back
     asking = Question(model=MODELS["dense"], cluster=BOX, job=job)
     answer = why_not(asking, search.design(MODELS["dense"], BOX, job), {"devices": other})
     assert " costs " in answer.sentences[0]

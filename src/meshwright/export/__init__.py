@@ -3,7 +3,7 @@
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.holder import Holder, holder
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.peers import Exported, Peer, check, export, peer_named, read
+from meshwright.export.peers import Exported, Peer, check, export, peer_named, read, version_of
 from meshwright.export.refuse import NotExpressible, NotTheSame
 
 __all__ = [
@@ -21,4 +21,5 @@ __all__ = [
     "meaning",
     "peer_named",
     "read",
+    "version_of",
 ]

@@ -76,6 +76,11 @@ def export(design: Design, *, to: Peer | str) -> Exported:
     return Exported(to=peer, version=_VERSIONS[peer], text=text, lines=(*lines, *writer.lost(design)))
 
 
+def version_of(peer: Peer) -> str:
+    """The trainer by its own name, in the version whose words are written."""
+    return _VERSIONS[peer]
+
+
 def refusals(said: Columns, *, to: Peer) -> Refusals:
     """What `to` cannot say of each row."""
     found: Refusals = _writer(to).refuse(said)

@@ -13,6 +13,7 @@ import fcntl
 import os
 import random
 import selectors
+import signal
 import struct
 import sys
 import time
@@ -80,6 +81,7 @@ def _write(file: int, packet: bytes) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for what runs in the lab, which may save across the link
     ends = [tap(name, whole=float(sys.argv[4]) == 0.0) for name in sys.argv[1:3]]
     print("ready", flush=True)
     relay(ends[0], ends[1], seconds=float(sys.argv[3]), loss=float(sys.argv[4]))

@@ -113,7 +113,12 @@ def _described(design: Design) -> dict[str, str]:
         "batch": f"{plan.read_tokens:,} tokens",
         "sequence length": f"{plan.sequence_length:,}",
     }
-    columns = {name.replace("_", " "): str(value) for name, value in columns_of(plan).items() if name != "data"}
+    untold = {"data"} if plan.experts else {"data", "expert", "expert_tensor"}
+    columns = {
+        name.replace("_", " "): f"{value:,}" if isinstance(value, int) else str(value)
+        for name, value in columns_of(plan).items()
+        if name not in untold
+    }
     laid = dict(plan_settings(plan, has_experts=False))
     order = {"axes, outermost first": "usual" if plan.has_usual_order else laid["axes, outermost first"]}
     order |= {"devices of the ranks": laid["devices of the ranks"]}
@@ -185,7 +190,7 @@ def _speed_words(slow: Side, fast: Side, gain: float, *, measured: bool) -> str:
         said = f"{fast.name} {took} {format_percent(less)} less time a step than {slow.name} ({steps})"
         return said + _mostly(slow, fast)
     ours, theirs = (format_count(side.report.tokens_per_second) for side in (fast, slow))
-    used = f"{fast.plan.world_size:,} devices, not {slow.plan.world_size:,}"
+    used = f"{fast.plan.world_size:,} device{'s' * (fast.plan.world_size > 1)}, not {slow.plan.world_size:,}"
     if fast.plan.world_size == slow.plan.world_size:
         used = "as many devices"
     return f"{fast.name} trains {1.0 + gain:.2f} times the tokens/s of {slow.name} ({ours}, not {theirs}) on {used}"

@@ -45,7 +45,7 @@ def speed_figure(runs: Sequence[RunFiles]) -> Figure | None:
             curves.append(Curve(name="predicted", kind="s-4", points=ends, look=Look.DASHED))
     return line_chart(
         title="Throughput",
-        caption="Tokens per second of every step, all devices together.",
+        caption="Tokens per second of all devices together, by step.",
         curves=curves,
         x_name="step",
         show_x=_step,
@@ -65,7 +65,7 @@ def _one_loss(files: RunFiles) -> Figure | None:
     ]
     return line_chart(
         title="Loss",
-        caption="Cross entropy in nats a token.",
+        caption="Cross entropy in nats a token, by step.",
         curves=curves,
         x_name="step",
         show_x=_step,

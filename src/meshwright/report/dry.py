@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from meshwright.report.figure import Table
 from meshwright.spec.report import Gap, Report
-from meshwright.spec.units import format_bytes, format_count, format_percent
+from meshwright.spec.units import format_bytes, format_flops, format_percent
 
+LEAST = 0.001  # a difference that is told by its size
 SMALL = 0.005  # memory that is predicted within so much of what is counted is told as told
 
 
@@ -32,7 +33,7 @@ def dry_view(counted: Report, gaps: Sequence[Gap], *, plan: str) -> DryView:
     rank = int(counted.detail.get("shown rank", 0.0))
     headers = ("", "predicted", "counted", "difference")
     return DryView(
-        title=f"one step of pipeline rank {rank}",
+        title=f"One step of pipeline rank {rank}",
         plan=plan,
         sentences=(_fits(counted), *_differences(work), *_memory_words(memory)),
         work=Table(headers=("line", *headers[1:]), rows=tuple(_row(gap) for gap in work)),
@@ -114,11 +115,13 @@ def _signed(gap: Gap) -> str:
     if not gap.predicted:
         return "+" + _amount(gap.measured, gap.unit)
     share = gap.measured / gap.predicted - 1.0
-    return f"{100.0 * share:+.3f} %"
+    if abs(share) < LEAST:
+        return f"< {format_percent(LEAST)}"
+    return f"{'+' if share > 0 else '-'}{format_percent(abs(share))}"
 
 
 def _amount(value: float, unit: str) -> str:
-    return format_bytes(value) if unit == "B" else f"{format_count(value)}{unit}"
+    return format_bytes(value) if unit == "B" else format_flops(value)
 
 
 def _calls(counted: Report) -> Iterator[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshwright.export import NotExpressible, Peer, export
+from meshwright.export import NotExpressible, Peer, export, version_of
 from meshwright.spec.plan import Design
 
 
@@ -26,5 +26,5 @@ def _launch(design: Design, peer: Peer) -> Launch:
     try:
         made = export(design, to=peer)
     except NotExpressible as error:
-        return Launch(name=peer.value, refused=tuple(str(problem) for problem in error.problems))
+        return Launch(name=version_of(peer), refused=tuple(str(problem) for problem in error.problems))
     return Launch(name=made.version, text=made.text)

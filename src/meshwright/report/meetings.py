@@ -12,6 +12,7 @@ from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
+LEAST = 0.0005  # of a step, by which a way takes more or less
 FASTER = 0.02  # of a step that another way of meeting saves, before its price in quality is told
 _LINES = (LineName.PARAMETERS, LineName.GRADIENTS, LineName.OUTER)
 
@@ -40,7 +41,8 @@ def _links(design: Design, predicted: Report) -> Iterator[str]:
         hidden = max(whole - found.seconds, 0.0)
         told = [f"{format_bytes(each.bytes)} {each.tier}" for each in tiers]
         shown = [
-            f"{format_seconds(each.share * found.seconds)} exposed, {format_seconds(each.share * hidden)} hidden"
+            f"{format_seconds(each.share * found.seconds)} exposed, "
+            f"{format_seconds(each.share * hidden) if hidden else 'none'} hidden"
             for each in tiers
         ]
         if len(tiers) == 1:
@@ -58,9 +60,10 @@ def _quorum(design: Design, predicted: Report) -> Iterator[str]:
 
 
 def _alternatives(ways: Sequence[WayOfMeeting], *, waits: str) -> str:
-    own, others = ways[0], ways[1:]
-    told = ", ".join(_told(way, own) for way in others)
-    return f"This plan's ranks meet as {own.words}; for its layout{waits} other ways would take: {told}."
+    own = ways[0]
+    told = ", ".join(_told(way, own) for way in ways[1:] if way.words != own.words)
+    words = f"as {own.words}" if _is_special(own) else "in every step"
+    return f"This plan's ranks meet {words}; for its layout{waits} other ways would take: {told}."
 
 
 def _losses(design: Design, ways: Sequence[WayOfMeeting]) -> Iterator[str]:
@@ -75,7 +78,13 @@ def _losses(design: Design, ways: Sequence[WayOfMeeting]) -> Iterator[str]:
 
 def _told(way: WayOfMeeting, own: WayOfMeeting) -> str:
     change = way.step_seconds / own.step_seconds - 1.0
-    much = f"{format_percent(abs(change))} {'more' if change > 0 else 'less'}"
+    much = f"{format_percent(abs(change))} {'more' if change > 0 else 'less'}" if abs(change) >= LEAST else "as long"
     fits = "" if way.fits else ", and does not fit"
     learners = f", {way.learners} learners" if way.every and not own.every else ""
-    return f"{way.words} {format_seconds(way.step_seconds)} ({much}{learners}{fits})"
+    words = way.words if _is_special(way) else "in every step"
+    return f"{words} {format_seconds(way.step_seconds)} ({much}{learners}{fits})"
+
+
+def _is_special(way: WayOfMeeting) -> bool:
+    """In rounds or compressed."""
+    return bool(way.every or way.compression)

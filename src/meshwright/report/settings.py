@@ -46,7 +46,7 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
         ("gradients meet in", _gradients(plan)),
         ("replicas meet", _meeting(plan)),
         ("batch", _sequences(plan.sequences)),
-        ("axes, outermost first", " ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
+        ("axes, outermost first", ", ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
         ("devices of the ranks", _devices(plan)),
         ("blocks a stage", _blocks(plan)),
     )

@@ -29,10 +29,13 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int) -> list[float]:
-        """About `count` round values inside the scale."""
-        raw = (self.high - self.low) / max(count, 1)
-        power = 10.0 ** math.floor(math.log10(raw))
-        step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= raw * 0.999)
+        """Round values inside the scale: as near to `count` of them as round steps allow, and one more at the most."""
+        power = 10.0 ** math.floor(math.log10((self.high - self.low) / max(count, 1)))
+        found = [self._at(factor * power) for factor in (10.0, 5.0, 2.5, 2.0, 1.0)]
+        return min((each for each in found if len(each) <= count + 1), key=lambda ticks: abs(len(ticks) - count))
+
+    def _at(self, step: float) -> list[float]:
+        """The multiples of `step` inside the scale."""
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)
         found = (number * step for number in range(first, last + 1))

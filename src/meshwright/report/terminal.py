@@ -22,6 +22,7 @@ from meshwright.spec.units import format_bytes, format_count, format_percent, fo
 
 GIB = 2.0**30
 SHOWN_RANKS = 8
+NARROWEST = 50  # columns, under which all figures of a plan stand below each other
 NARROW = 80  # columns, under which the figures of a plan stand in two columns beside its step
 ALIKE = 0.02
 
@@ -96,6 +97,8 @@ def ranked(candidates: Sequence[Candidate], *, width: int, objective: Objective 
         names = [step, "tokens/s\nMFU", "GiB\nfree", "bubble\ncomm.", "time\ncost"]
     if width < NARROW:
         names = [step, "tokens/s\nMFU\ntime\ncost", "GiB\nfree\nbubble\ncomm."]
+    if width < NARROWEST:
+        names = ["\n".join(names)]
     rows = table(columns=[("", "right"), ("plan", "left"), *((name, "right") for name in names)])
     for place, (entry, words) in enumerate(
         zip(candidates, row_words([entry.plan for entry in candidates]), strict=True), 1
@@ -107,7 +110,9 @@ def ranked(candidates: Sequence[Candidate], *, width: int, objective: Objective 
             pairs = (f"{speed}\n{mfu}", f"{used}\n{free}", f"{bubble}\n{comm}", f"{time}\n{cost}")
             speeds, room, shares, totals = pairs
             held = (f"{speeds}\n{totals}", f"{room}\n{shares}") if width < NARROW else pairs
-            rows.add_row(str(place), words, "\n".join([step, *sure]), *held, style=_style(place))
+            figures = ["\n".join([step, *sure]), *held]
+            figures = ["\n".join(figures)] if width < NARROWEST else figures
+            rows.add_row(str(place), words, *figures, style=_style(place))
         else:
             rows.add_row(str(place), words, step, *sure, *cells, style=_style(place))
     return rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.data import Corpus, prepare
 from meshwright.data.fingerprint import BITS
-from meshwright.run.files import load_design
+from meshwright.run.files import design_of_run
 from meshwright.run.preflight import check_corpus
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.paths import expanded
@@ -76,7 +76,7 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
     text were turned.
     """
     folder, tell = expanded(run_dir), say or _nobody
-    design = load_design(folder / "design.json")
+    design = design_of_run(folder)
     whole, unfit = _checkpoints(folder / "checkpoints", say=tell)
     if not whole:
         raise ConfigError([Problem(what="the run has no whole checkpoint", where=str(folder)), *unfit])

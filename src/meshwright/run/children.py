@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -95,6 +96,7 @@ def _failed(function: Callable[..., Any], what: str, why: str = "") -> Meshwrigh
 
 
 def _run(function: Callable[..., Any], arguments: dict[str, Any], sender: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its children
     try:
         sender.send((True, function(**arguments)))
     except Exception as error:

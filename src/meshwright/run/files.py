@@ -29,6 +29,15 @@ def read_json(path: Path) -> Any:
         raise ConfigError(Problem(what="this file cannot be read", where=str(path), why=str(error))) from None
 
 
+def design_of_run(run_dir: Path) -> Design:
+    """That of the run in a folder. Raises ConfigError where it is none, and with every problem of it."""
+    path = run_dir / "design.json"
+    if not path.is_file():
+        fix = "name the folder that a run wrote"
+        raise ConfigError(Problem(what="not a run directory", where=str(run_dir), why="it has no design.json", fix=fix))
+    return load_design(path)
+
+
 def load_design(path: Path) -> Design:
     """The Design of a file. Raises ConfigError with every problem of it."""
     return codec.decode(Design, read_json(path), str(path))

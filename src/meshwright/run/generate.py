@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.data import tokenizer_from_json
-from meshwright.run.files import load_design
+from meshwright.run.files import design_of_run
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.paths import expanded
 
@@ -89,11 +89,7 @@ class Whole:
 
 def load_model(run_dir: Path) -> Loaded:
     """The whole model of a run with the weights of its newest complete checkpoint, in their own precision."""
-    path = run_dir / "design.json"
-    if not path.is_file():
-        fix = "name the folder that a run wrote"
-        raise ConfigError(Problem(what="not a run directory", where=str(run_dir), why="it has no design.json", fix=fix))
-    design = load_design(path)
+    design = design_of_run(run_dir)
 
     from meshwright.nn import Decoder
     from meshwright.parallel.precision import dtypes

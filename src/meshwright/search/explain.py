@@ -156,7 +156,7 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
 def _on_devices(chosen: Design, made: Design) -> str:
     """` on 12 devices, not 16`; nothing where both use as many."""
     ours, theirs = chosen.plan.world_size, made.plan.world_size
-    return "" if ours == theirs else f" on {theirs:,} devices, not {ours:,}"
+    return "" if ours == theirs else f" on {theirs:,} device{'s' * (theirs > 1)}, not {ours:,}"
 
 
 def ranked_behind(report: Report, other: Report, *, objective: Objective) -> str:

@@ -10,10 +10,12 @@ from pathlib import Path
 from meshwright import catalog
 from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.compare import compare
+from meshwright.run.chaos.launches import interrupted_by_signals
 from meshwright.run.chaos.supervise import Supervisor, Trial
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_ended
+from meshwright.run.preflight import job_problems
 from meshwright.spec.chaos import Chaos, Curve
 from meshwright.spec.errors import ConfigError, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.faults import Fault, FaultKind
@@ -32,14 +34,17 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
     `RUN/chaos.json`, what launches said under `RUN/chaos`.
 
     Faults are those that `check_faults` lets pass. Raises ConfigError where `run_dir` holds another run, or `against`
-    does.
+    does, and where no launch could begin the job on this machine.
     """
     folder, given = expanded(run_dir).absolute(), expanded(plan).absolute()
     if (folder / "design.json").is_file() and given != folder:
         fix = f"meshwright chaos {folder} goes on with it; --run names another directory"
         raise ConfigError(Problem(what="this directory holds a run already", where=str(folder), fix=fix))
     design = catalog.load_design(given)
+    if problems := job_problems(design.job, model_vocab=design.model.vocab):
+        raise ConfigError(problems)
     with ExitStack() as stack:
+        stack.enter_context(interrupted_by_signals())
         network = None
         if any(fault.kind is FaultKind.PARTITION for fault in faults):
             network = Namespace.make()
@@ -55,7 +60,8 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
         ).run()
     curve = None
     if against is not None and not trial.gave_up:
-        curve = compare(folder, _undisturbed(folder, expanded(against).absolute(), say=say))
+        with interrupted_by_signals():
+            curve = compare(folder, _undisturbed(folder, expanded(against).absolute(), say=say))
     found = _found(folder, trial, plan=design.plan.digest(), curve=curve, say=say)
     write_json(folder / "chaos.json", found)
     return found

@@ -14,7 +14,7 @@ from meshwright.run.chaos.watch import Watch
 from meshwright.run.chaos.words import first_named, told_of
 from meshwright.spec.chaos import LaunchEnd, Struck
 from meshwright.spec.errors import ExitCode
-from meshwright.spec.faults import At, Fault
+from meshwright.spec.faults import At, Fault, FaultKind
 from meshwright.spec.goodput import Moment as Marked
 from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.timekeeper import marks_of, steady_clock
@@ -58,6 +58,12 @@ class _Open:
     found: float | None = None
     told: bool = True
     undone: int = 0
+
+    @property
+    def ends_rank_0(self) -> bool:
+        """Whether only another process of rank 0 trains after the fault, in an elastic run too."""
+        kind, killed = self.fault.kind, self.fault.rank in (0, None)
+        return kind in (FaultKind.CORRUPT, FaultKind.PREEMPT) or (kind is FaultKind.KILL and killed)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,6 +194,8 @@ class Supervisor:
             return False
         if progress.process != each.process:
             return progress.step > progress.first
+        if each.ends_rank_0:
+            return False  # what it wrote last may be steps after what was seen of it
         return progress.step >= max(each.step, progress.first) + 2
 
     def _close(self, each: _Open, *, recovered: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshwright.run.files import load_design
+from meshwright.run.files import design_of_run
 from meshwright.run.launching.shares import shares
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
@@ -31,7 +31,7 @@ def logs(run_dir: Path, *, rank: int | None = None, tail: int = 20) -> tuple[Log
 
     Raises ConfigError where there is no run, or no such rank.
     """
-    design = load_design(run_dir / "design.json")
+    design = design_of_run(run_dir)
     if rank is not None and not 0 <= rank < design.plan.world_size:
         what = f"there is no rank {rank}"
         fix = f"ranks of this run are 0 to {design.plan.world_size - 1}"

@@ -10,11 +10,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from textwrap import shorten
 
 from meshwright.spec.codec import decode
-from meshwright.spec.errors import ConfigError
+from meshwright.spec.errors import ConfigError, MeshwrightError
 from meshwright.spec.goodput import Account, Goodput, Mark, Moment, account
 from meshwright.spec.json_text import parse_json
 from meshwright.train.events import (
@@ -89,8 +90,12 @@ def steady_clock() -> Callable[[], float]:
 
 
 def first_line(error: BaseException) -> str:
-    """What is kept of an error that ended a run."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:_MOST_WORDS]
+    """What is kept of an error that ended a run: what its first problem is, in whole words."""
+    told = str(error)
+    if isinstance(error, MeshwrightError) and error.problems:
+        told = str(replace(error.problems[0], why="", fix=""))
+    line = (told.strip() or type(error).__name__).splitlines()[0]
+    return shorten(line, width=_MOST_WORDS, placeholder=" ...")
 
 
 class Timekeeper:
