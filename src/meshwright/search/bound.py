@@ -59,7 +59,8 @@ class Bounds:
         self._model, self._cluster, self._job = model, cluster, job
         self._arrays = count((Layout((0, len(model.blocks)), (0,)),), model=model, every_rank=False)
         self._counted: tuple[Layout, ...] = ()
-        self._every, self._shown = self._arrays, self._counted
+        self._every = self._arrays
+        self._shown: tuple[Layout, ...] = ()
         self._before: Floats = np.zeros((1, 1, 1))
         self._fullest: Ids = np.zeros((1, 3), dtype=np.int64)
         self._number = self._arrays.everything[0, :-1]
