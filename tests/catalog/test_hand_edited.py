@@ -170,6 +170,7 @@ def test_every_number_of_a_cluster_is_looked_at(tmp_path: Path) -> None:
     [
         ("layers = 1000000", "odd.toml:1 layers: 1,000,000 are more layers than a plan is made for; choose 4,096"),
         ("width = 1000000000000000000000000000000", "odd.toml:1 width: 1e+30 is more than any model has"),
+        (f"width = 1{'0' * 300}", "odd.toml:1 width: 1e+300 is more than any model has"),
         ("heads = 0", "odd.toml:1 heads: 0 is not a positive number"),
     ],
 )

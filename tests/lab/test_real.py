@@ -76,3 +76,44 @@ def test_hosts_that_cannot_be_entered_are_told() -> None:
 def test_a_cluster_is_no_way_to_hosts() -> None:
     assert is_real("podman:one")
     assert not any(is_real(where) for where in ("8xH100", "local:2", "ssh", "examples/lab/two-sites.toml"))
+
+
+DOCKER = """#!/bin/sh
+case "$2" in
+  daemonless) echo "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Does it run?" ;;
+  gone) echo "Error response from daemon: No such container: gone" ;;
+  asleep) echo "Error response from daemon: container 4f1b is not running" ;;
+  bare) echo 'exec: "env": executable file not found in $PATH' >&2; exit 127 ;;
+esac >&2
+exit 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("daemonless", "docker does not reach its daemon (Cannot connect to the Docker daemon at unix:///var/run/"),
+        ("gone", "gone: is no container (Error response from daemon: No such container: gone); docker ps --all"),
+        ("asleep", "asleep: is not running (Error response from daemon: container 4f1b is not running); docker start"),
+        ("bare", 'bare: has no hostname, or cannot run it (exec: "env": executable file not found in $PATH)'),
+    ],
+)
+def test_why_a_container_is_not_entered_is_told(tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "docker").write_text(DOCKER)
+    (tmp_path / "docker").chmod(0o755)
+    with pytest.raises(EnvironmentUnfit) as caught:
+        real_lab(f"docker:{name}")
+    assert says in str(caught.value)
+
+
+def test_why_a_host_is_not_entered_over_ssh_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a name that ssh alone knows, too: what is wrong is not that it has no address."""
+    unreached = "ssh: connect to host no-such-host.invalid port 22: No route to host"
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\necho warning >&2; echo '{unreached}' >&2; exit 255\n")
+    with pytest.raises(EnvironmentUnfit) as caught:
+        real_lab("ssh:no-such-host.invalid")
+    assert f"cannot be entered over ssh ({unreached}); try: ssh -o BatchMode=yes" in str(caught.value)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    for sort in ("ssh", "docker"):
+        with pytest.raises(EnvironmentUnfit, match=f"one: this machine has no {sort}; install {sort}"):
+            real_lab(f"{sort}:one")

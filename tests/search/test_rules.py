@@ -11,7 +11,7 @@ from meshwright.schedule import NAMED, placement
 from meshwright.schedule import problems as schedule_problems
 from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search import RULES, Rule, Scope, check
-from meshwright.search.degree_rules import batch_is_asked, least_microbatches
+from meshwright.search.degree_rules import batch_is_asked, least_microbatches, sharding_has_ranks
 from meshwright.search.extent_rules import extents_divide
 from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
@@ -23,10 +23,11 @@ from meshwright.spec.plan import (
     Design,
     Schedule,
     ScheduleKind,
+    Sharding,
     Training,
 )
 from meshwright.spec.skip import Swap
-from meshwright.spec.synchronize import GradientSync
+from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind
 from tests.search import search_samples as samples
 from tests.search.rule_cases import ANYWHERE, CASES, EVEN
 from tests.search.rule_designs import (
@@ -331,3 +332,36 @@ def test_ranks_of_the_only_group_are_told_to_be_left_out() -> None:
     found = extents_divide(alone)
     assert found is not None
     assert found.fix == "leave it out"
+
+
+def test_groups_over_ranks_of_their_own_beside_a_shard_axis_of_one_are_told_the_plan_that_is_alike() -> None:
+    """Of four replicas: a stage over all of them, and one that has everything whole."""
+    plain = D(pipeline=2, tensor=1, replicate=4, shard=1)
+    apart = regrouped(regrouped(plain, 0, sharding=Sharding.PARAMETERS, shards=4), 1, sharding=Sharding.OPTIMIZER)
+    found = sharding_has_ranks(apart)
+    assert found is not None
+    assert found.what == "groups over 4 ranks of their own beside a shard axis of 1"
+    assert found.fix.startswith("choose replicate 1 and shard 4: groups over 4 do not say so then")
+    alike = D(pipeline=2, tensor=1, replicate=1, shard=4, schedule=Schedule(microbatches=4))
+    alike = regrouped(regrouped(alike, 0, sharding=Sharding.PARAMETERS), 1, sharding=Sharding.OPTIMIZER, shards=1)
+    assert check(alike) == ()
+
+
+def test_a_batch_that_data_ranks_do_not_divide_is_offered_empty_rows() -> None:
+    """Of two data ranks and 15 sequences each has eight rows, and one of them is empty; routers would count it."""
+    odd = {"asked": samples.job(sequences=15), "microbatch": 3, "schedule": Schedule(microbatches=3)}
+    found = batch_is_asked(D(**odd))
+    assert found is not None
+    assert found.fix == "choose 2 microbatches of 4 sequences and 1 empty row, or a data parallel size that divides 15"
+    routed = batch_is_asked(D(**odd, of=samples.model(layer=samples.mixture_layer())))
+    assert routed is not None
+    assert routed.fix == "choose a data parallel size that divides 15"
+
+
+def test_a_quorum_of_more_learners_than_there_can_be_is_refused() -> None:
+    """Eight devices share the batch, and a grace waits for one learner more."""
+    for quorum, grace, fix in ((9, 0.0, "from 1 to 8, or leave it out"), (8, 2.0, "from 1 to 7, or leave it out and")):
+        asked = SynchronizeSpec(kinds=(SyncKind.DILOCO,), quorum=quorum, grace_seconds=grace)
+        with pytest.raises(ConfigError, match=f"never comes together .*choose {fix}"):
+            check_job(samples.model(), samples.cluster(), replace(samples.job(), synchronize=asked))
+        check_job(samples.model(), samples.cluster(), replace(samples.job(), synchronize=replace(asked, quorum=7)))

@@ -79,6 +79,11 @@ def is_finite(number: float) -> bool:
         return False
 
 
+def brief(number: float) -> str:
+    """`number`, 1 or more, in three digits, however many it has."""
+    return f"{number:.3g}" if is_finite(number) else f"1e+{int(math.log10(number))}" if number < math.inf else "inf"
+
+
 def figure_problems(value: Any, where: str) -> Iterator[Problem]:
     """Every number in `value`, a specification, that is not finite or is below 0, by its path under `where`."""
     for path, number in numbers(value, where):

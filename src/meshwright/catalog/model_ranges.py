@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.catalog.figures import figure_problems, numbers
+from meshwright.catalog.figures import brief, figure_problems, numbers
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import (
     Attention,
@@ -57,7 +57,7 @@ def _counts(model: ModelSpec, where: str) -> Iterator[Problem]:
         if number == 0 and path.rpartition(".")[2] not in _MAY_BE_ZERO:
             yield Problem(what="0 is not a positive number", where=path)
         elif number > MOST:
-            what = f"{min(number, 10**30):.3g} is more than any model has"
+            what = f"{brief(number)} is more than any model has"
             yield Problem(what=what, where=path, fix=f"choose {MOST:,} or less")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,15 @@ from meshwright.spec.errors import ConfigError, Problem
 _COUNT = r"([0-9]{1,3}(?:_[0-9]{3}){0,2}|[0-9]{1,9})"
 _PRODUCT = re.compile(rf"(?:{_COUNT}\s*[xX*×]\s*)?{_COUNT}\s*[xX*×]\s*([A-Za-z0-9].*)")
 _SIZED = re.compile(rf"(.+):{_COUNT}")
+_INSIDE = MappingProxyType(
+    {
+        "torus": "a torus",
+        "wraps": "rings of a torus",
+        "peers": "links to every other device",
+        "across_sockets": "the halves of a node",
+        "sums": "a switch that adds",
+    }
+)
 
 
 def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
@@ -91,9 +100,22 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
         if site not in cluster.sites:
             fix = nearest(site, cluster.sites)
             problems.append(Problem(what=f"there is no site {site}", where=f"uplinks.{site}", fix=fix))
+    problems += [*_wide_problems(cluster)]
     if problems:
         raise ConfigError(problems)
     return cluster
+
+
+def _wide_problems(cluster: ClusterSpec) -> Iterator[Problem]:
+    """What is said of links between sites and is of those inside one alone."""
+    index = {group.site: place for place, group in reversed([*enumerate(cluster.groups)])}
+    named = {} if cluster.wide_area is None else {"wide_area": (cluster.wide_area, 0)}
+    named |= {f"uplinks.{site}": (link, index.get(site, 0)) for site, link in cluster.uplinks.items()}
+    for where, (link, group) in named.items():
+        for field, words in _INSIDE.items():
+            if getattr(link, field) is not None:
+                what, fix = f"sites are not joined by {words}", f"leave it out, or say it of groups[{group}].inside"
+                yield Problem(what=what, where=f"{where}.{field}", fix=fix)
 
 
 def _file(path: str | Path) -> ClusterSpec:

@@ -8,7 +8,7 @@ from meshwright.cost.pipeline_ranks import Turned
 from meshwright.cost.work import FloatArray
 
 _STEPS = 3  # of an iteration that converges faster than linearly
-_SLOW = 0.02
+SLOW = 0.02  # of a unit's work, that a link takes longer than where paths go to and fro over it
 
 
 def filled(at: Turned) -> FloatArray:
@@ -77,7 +77,7 @@ def to_and_fro(
     """
     found: FloatArray = np.zeros(units.size)
     own = np.where(at.valid, own, 0.0)
-    rows = np.flatnonzero(at.around - at.across > _SLOW * own.max(axis=0))
+    rows = np.flatnonzero(at.around - at.across > SLOW * own.max(axis=0))
     if not rows.size:
         return found
     column, rank, valid = np.arange(rows.size), at.rank[:, rows], at.valid[:, rows]

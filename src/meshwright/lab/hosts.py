@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import IO
 
+from meshwright.lab.entering import failure, not_started
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 
 Say = Callable[[str, str], None]  # (host, line)
@@ -49,11 +50,10 @@ class Host:
         except subprocess.TimeoutExpired as error:
             what = f"{shlex.join(words)} has not ended after {within_seconds:.0f} s there"
             raise EnvironmentUnfit(Problem(what=what, where=self.name)) from error
-        except FileNotFoundError as error:
-            raise EnvironmentUnfit(Problem(what=f"there is no {told[0]} here", where=self.name)) from error
+        except OSError as error:
+            raise EnvironmentUnfit(not_started(self, told[0], error)) from error
         if done.returncode:
-            why = done.stderr.strip().rpartition("\n")[2]
-            raise EnvironmentUnfit(Problem(what=f"{shlex.join(words)} fails there", where=self.name, why=why))
+            raise EnvironmentUnfit(failure(self, words, code=done.returncode, said=done.stderr))
         return done.stdout
 
     def traffic(self) -> Traffic:

@@ -30,8 +30,6 @@ def _by_name(host: Host) -> str:
         what = f"no address of {name} is known"
     try:
         return host.read("sh", "-c", "echo $SSH_CONNECTION").split()[2]
-    except EnvironmentUnfit as error:
-        raise EnvironmentUnfit(Problem(what=what, why=error.problems[0].why)) from error
     except IndexError as error:
         raise EnvironmentUnfit(Problem(what=what, why="its daemon does not say where it was reached")) from error
 
@@ -55,7 +53,7 @@ def is_real(where: str) -> bool:
 def real_lab(where: str, *, python: str = sys.executable) -> Lab:
     """The lab of `ssh:ONE,TWO,…`, `docker:ONE,TWO,…` or `podman:…`, whose hosts have meshwright in `python`.
 
-    Raises ConfigError where no host is named, EnvironmentUnfit where one cannot be entered.
+    Raises ConfigError where no host is named, EnvironmentUnfit where one cannot be entered, and why.
     """
     sort, _, names = where.partition(":")
     told = [name for name in names.split(",") if name]

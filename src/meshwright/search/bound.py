@@ -21,6 +21,7 @@ from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BYTES, BlockLeast, Least
+from meshwright.search.round_trips import round_trips
 from meshwright.search.space import Space
 from meshwright.search.travel import Lasts, Work, least_seconds
 from meshwright.spec.cluster import ClusterSpec, DeviceKind
@@ -58,6 +59,8 @@ class Bounds:
         self._model, self._cluster, self._job = model, cluster, job
         self._arrays = count((Layout((0, len(model.blocks)), (0,)),), model=model, every_rank=False)
         self._counted: tuple[Layout, ...] = ()
+        self._every = self._arrays
+        self._shown: tuple[Layout, ...] = ()
         self._before: Floats = np.zeros((1, 1, 1))
         self._fullest: Ids = np.zeros((1, 3), dtype=np.int64)
         self._number = self._arrays.everything[0, :-1]
@@ -87,7 +90,7 @@ class Bounds:
         total = self._count(table).total[table.layout][..., :-1]
         before = self._entered(table, forward, backward)
         work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
-        return np.asarray(np.maximum(work, self._crossed(table)))
+        return np.asarray(np.maximum(work, self._crossed(table, forward, backward)))
 
     def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
         """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
@@ -133,32 +136,50 @@ class Bounds:
             for group in self._cluster.groups
         ]
         owned = owned_parameters(table, work.parameters[:, :1] + work.experts[:, :1], work.experts[:, :1])
-        moved = np.maximum(np.min(step, axis=0), self._crossed(table))
+        moved = np.maximum(np.min(step, axis=0), self._crossed(table, blocks.forward[at], blocks.backward[at]))
         return np.asarray(moved + self._optimizer(table, owned))
 
-    def _crossed(self, table: PlanTable) -> Floats:
-        """As `_carried`, of plans with the schedules and the chunks of `table`."""
+    def _crossed(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
+        """Seconds that plans take at the least to pass microbatches on between sites, with their schedules and chunks
+        and blocks of those seconds (rows, kinds): as `_carried`, beside one microbatch's own forward, and as
+        `round_trips` where no rank waits for what it sends."""
+        if len(self._cluster.sites) == 1:
+            return np.zeros(len(table))
         microbatches, chunks = (values.astype(np.float64) for values in (table.microbatches, table.chunks))
-        return self._carried(table, times_crossed(table.schedule, microbatches=microbatches, chunks=chunks))
+        times = times_crossed(table.schedule, microbatches=microbatches, chunks=chunks)
+        once = np.where((table.pipeline > 1) & (table.chunks == 1), forward @ self._number, 0.0)
+        carried = self._carried(table, times) + once
+        if software(self._job.software).waits_for_transfers:
+            return carried
+        if table.layouts != self._shown:
+            self._every, self._shown = count(table.layouts, model=self._model, every_rank=True), table.layouts
+        reach = [way for way, _ in self._ways(table, self._every.rank[table.layout])]
+        around = round_trips(table, arrays=self._every, forward=forward, backward=backward, reach=reach)
+        return np.maximum(carried, around)
 
     def _carried(self, table: PlanTable, times: Floats) -> Floats:
         """Seconds for which microbatches, crossing it so many `times`, keep the slowest link between pipeline ranks
         busy, shape (rows,). Told where sites are apart: other links are seldom what a step waits for."""
         if len(self._cluster.sites) == 1:
             return np.zeros(len(table))
-        busy = [
+        busy = [carried for _, carried in self._ways(table, table.pipeline[:, None] - 1)]
+        return np.asarray(times * np.min(busy, axis=0))
+
+    def _ways(self, table: PlanTable, rank: Ids) -> list[tuple[Floats, Floats]]:
+        """Seconds of a microbatch to every `rank` (rows, ranks), and for how long it keeps a link busy, on every kind
+        of machines."""
+        return [
             between_ranks(
                 table,
-                table.pipeline[:, None] - 1,
+                rank,
                 group=group,
                 cluster=self._cluster,
                 model=self._model,
                 job=self._job,
                 software=software(self._job.software),
-            )[1]
+            )
             for group in self._cluster.groups
         ]
-        return np.asarray(times * np.min(busy, axis=0))
 
     def _work(self, table: PlanTable, blocks: BlockLeast) -> Work:
         """What `blocks` make of the first rank of every row and of that which is longest busy, with what is before."""

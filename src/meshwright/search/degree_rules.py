@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.schedule import planned
 from meshwright.schedule.build import CHUNKED, LOOPS, V_SHAPES
+from meshwright.search.batch_advice import batch_fix
 from meshwright.search.rules import Rule, Scope, choices, divisors, groups_of
 from meshwright.search.tensor_degrees import TENSOR_RULES
 from meshwright.spec.errors import Problem
@@ -44,18 +46,36 @@ def sequence_parallel_divides(design: Design) -> Problem | None:
 
 
 def sharding_has_ranks(design: Design) -> Problem | None:
-    """A sharded group has ranks to shard over, and a shard axis has something sharded on it."""
-    shard = design.plan.shard
-    ranks = shard * design.plan.context
-    for where, group in groups_of(design.plan):
+    """A sharded group has ranks to shard over, and a shard axis has something sharded on it.
+
+    Beside groups over ranks of their own the axis has some too: with theirs nothing is said twice.
+    """
+    plan = design.plan
+    shard, ranks = plan.shard, plan.shard * plan.context
+    for where, group in groups_of(plan):
         sharded = group.sharding is not Sharding.NONE
         if sharded and ranks == 1:
             what = f"{group.sharding.value} has one rank to shard over"
-            return Problem(where=f"{where}.sharding", what=what, fix="choose none, or a shard axis of 2 or more")
+            if plan.extents:
+                what = f"groups over {_words(plan.extents)} ranks of their own beside a shard axis of 1"
+            return Problem(where=f"{where}.sharding", what=what, fix=_ranks_fix(plan))
         if not sharded and shard > 1:
             what = f"nothing is sharded over the shard axis of {shard}"
             return Problem(where=f"{where}.sharding", what=what, fix="choose zero1, zero2 or zero3, or replicate")
     return None
+
+
+def _ranks_fix(plan: Plan) -> str:
+    """As many of the plan's replicas on the shard axis as the group over fewest ranks has."""
+    fewest = next((shards for shards in plan.extents if shards > 1 and plan.data % shards == 0), None)
+    if fewest is None:
+        return "choose none, or a shard axis of 2 or more"
+    axes = f"replicate {plan.data // fewest} and shard {fewest}"
+    return f"choose {axes}: groups over {fewest} do not say so then, and those that do not now say shards = 1"
+
+
+def _words(numbers: Sequence[int]) -> str:
+    return " and ".join(f"{number:,}" for number in numbers)
 
 
 def sharding_mixes(design: Design) -> Problem | None:
@@ -117,7 +137,7 @@ def batch_is_asked(design: Design) -> Problem | None:
             f"{plan.data} data ranks x {microbatches} microbatches of {plan.microbatch}{without} are "
             f"{plan.sequences:,} sequences, and the job's batch is {job.batch_sequences:,}"
         )
-        return Problem(where="plan.microbatch", what=what, fix=_batch_fix(plan, job.batch_sequences))
+        return Problem(where="plan.microbatch", what=what, fix=batch_fix(design))
     return None
 
 
@@ -130,18 +150,6 @@ def empty_rows_are_last(design: Design) -> Problem | None:
     what = f"{plan.empty_rows:,} empty rows of {plan.data} data rank{'s' * (plan.data > 1)} with {rows:,} rows each"
     fix = f"choose 0 to {most}" if rows > 1 and most else "choose 0"
     return Problem(where="plan.empty_rows", what=what, fix=fix)
-
-
-def _batch_fix(plan: Plan, sequences: int) -> str:
-    if plan.batch == sequences:
-        return "choose 0 empty rows"
-    whole = " and 0 empty rows" if plan.empty_rows else ""
-    if sequences % plan.data:
-        return f"choose a data parallel size that divides {sequences:,}{whole}"
-    local = sequences // plan.data
-    if local % plan.microbatch == 0:
-        return f"choose {local // plan.microbatch} microbatches{whole}"
-    return f"{choices(divisors(local))} sequences in a microbatch{whole}"
 
 
 def sequence_fits_positions(design: Design) -> Problem | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.search.rules import Rule, Scope, choices, divisors, groups_of
 from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
 from meshwright.spec.errors import Problem
-from meshwright.spec.plan import Design, Offload, Plan, Sharding
+from meshwright.spec.plan import BlockGroup, Design, Offload, Plan, Sharding
 
 _MOST_TOLD = 2**20  # data parallel ranks of which all divisors are looked for
 
@@ -14,20 +14,30 @@ def extents_divide(design: Design) -> Problem | None:
     """A group's shards are a part of the shard axis or several of it, and others than those of all groups."""
     plan = design.plan
     for where, group in groups_of(plan):
-        shards = group.shards
-        if shards is None:
-            continue
-        where = f"{where}.shards"
-        if group.sharding is Sharding.NONE:
-            what = f"{shards} of a group that is not sharded"
-            return Problem(where=where, what=what, fix="leave it out, or choose zero1, zero2 or zero3")
-        if shards == plan.shard:
-            what = f"{shards} is the size of the shard axis, which groups are sharded over that do not say"
-            return Problem(where=where, what=what, fix="leave it out")
-        if not _fits(shards, plan):
-            what = f"{shards} ranks neither divide the shard axis of {plan.shard} nor are several of it"
-            what += f" that divide the {plan.data} data parallel ranks"
-            return Problem(where=where, what=what, fix=_extents_fix(plan))
+        what, fix = _wrong(group, plan)
+        if what:
+            return Problem(where=f"{where}.shards", what=what, fix=fix or _extents_fix(design, where))
+    return _together(design)
+
+
+def _wrong(group: BlockGroup, plan: Plan) -> tuple[str, str]:
+    """What is wrong with the shards of one group, and what mends it where that is said of itself; "" where nothing."""
+    shards = group.shards
+    if shards is None:
+        return "", ""
+    if group.sharding is Sharding.NONE:
+        return f"{shards} of a group that is not sharded", "leave it out, or choose zero1, zero2 or zero3"
+    if shards == plan.shard:
+        return f"{shards} is the size of the shard axis, which groups are sharded over that do not say", ""
+    if not _fits(shards, plan):
+        what = f"{shards} ranks neither divide the shard axis of {plan.shard} nor are several of it"
+        return f"{what} that divide the {plan.data} data parallel ranks", ""
+    return "", ""
+
+
+def _together(design: Design) -> Problem | None:
+    """What is wrong with the shards of groups beside each other."""
+    plan = design.plan
     first = plan.first_group.shards
     if first is not None and all(group.shards == first for group in plan.groups):
         fix = f"leave it out, with replicate {plan.data // first} and shard {first}"
@@ -70,9 +80,22 @@ def _fits(shards: int, plan: Plan) -> bool:
     return plan.data % shards == 0 and (plan.shard % shards == 0 or shards % plan.shard == 0)
 
 
-def _extents_fix(plan: Plan) -> str:
-    known = divisors(plan.data) if len(plan.groups) > 1 and plan.data <= _MOST_TOLD else ()
-    told = [shards for shards in known if shards != plan.shard and _fits(shards, plan)]
+def _extents_fix(design: Design, where: str) -> str:
+    """The numbers of ranks that the group at `where` may be sharded over beside the other groups as they are."""
+    plan = design.plan
+    others = {path: group.shards for path, group in groups_of(plan) if path != where}
+    ends = [path for path, _ in groups_of(plan)]
+    tied = {ends[0]: ends[-1], ends[-1]: ends[0]} if design.model.head.tied and len(ends) > 1 else {}
+    if (other := others.get(tied.get(where, ""))) is not None:
+        unlike = other != plan.shard and _fits(other, plan) and len(set(others.values())) > 1
+        return f"choose {other}" if unlike else "leave it out, here and of the group that is tied to it"
+    if where in tied:
+        return "leave it out"
+    if dict(groups_of(plan))[where].shards == plan.shard:
+        return "leave it out"
+    alone = set(others.values()) if len(set(others.values())) == 1 else set()
+    free = others and extents_laid(design) is None and plan.data <= _MOST_TOLD
+    told = [n for n in divisors(plan.data) if n != plan.shard and n not in alone and _fits(n, plan)] if free else []
     return f"{choices(told)}, or leave it out" if told else "leave it out"
 
 

@@ -10,7 +10,7 @@ from meshwright.search.compression_rules import SOUND, compression_problem
 from meshwright.search.constraints import limits
 from meshwright.search.degree_rules import beyond_positions
 from meshwright.search.prefix_rules import PROMPTS, prompt_problem
-from meshwright.search.quorum_rules import ASKED, quorum_problem
+from meshwright.search.quorum_rules import ASKED, quorum_beyond, quorum_problem
 from meshwright.search.rules import Rule, Scope
 from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
@@ -49,7 +49,7 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
             problems.append(Problem(where=where, what=what, why=f"rule {SOUND}", fix="name each kind once"))
     if (problem := prompt_problem(model, job)) is not None:
         problems.append(name_rule(problem, PROMPTS))
-    if (problem := gathered.attempt(lambda: quorum_problem(job))) is not None:
+    if (problem := gathered.attempt(lambda: quorum_problem(job) or quorum_beyond(cluster, job))) is not None:
         problems.append(name_rule(problem, ASKED))
     asked = gathered.attempt(lambda: limits(job.constraints))
     hostless = [group.name for group in cluster.groups if group.host is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from meshwright.catalog.figures import brief
 from meshwright.catalog.model_ranges import MOST, MOST_LAYERS, too_deep
 from meshwright.spec.blocks import (
     Activation,
@@ -141,9 +142,7 @@ def check_shape(
         Problem(what=f"{number} is not a positive number", where=name) for name, number in named.items() if number < 1
     ]
     problems += [
-        Problem(
-            what=f"{min(number, 10**30):.3g} is more than any model has", where=name, fix=f"choose {MOST:,} or less"
-        )
+        Problem(what=f"{brief(number)} is more than any model has", where=name, fix=f"choose {MOST:,} or less")
         for name, number in named.items()
         if number > MOST
     ]
