@@ -367,3 +367,19 @@ def test_frozen_blocks_have_the_flops_that_are_counted() -> None:
     entry = designs.frozen(asked(*CASES["dense"]), frozenset({0, 1, 4, 5, 9}))
     (ranks,) = dry_cases.apart(dry_cases.count_whole, designs=[entry])
     assert cost.predict(entry).model_flops == pytest.approx(sum(ranks[0].flops.values()), rel=1e-9)
+
+
+def test_experts_with_a_capacity_take_what_is_counted() -> None:
+    """FLOPs, bytes of every collective and peaks, where a choice in two is dropped and where none is."""
+    grid = Layout(shard=4, sharding=Sharding.OPTIMIZER, experts=ExpertGrid(expert=4, tensor=1), batch=8)
+    cases = {"none dropped": (1.0, Layout(batch=3)), "half of them": (0.5, grid)}
+    entries = {name: asked(bounded(capacity), layout) for name, (capacity, layout) in cases.items()}
+    for (name, entry), (count,) in zip(entries.items(), hold(entries), strict=True):
+        flops = entry.plan.data * sum(count.flops.values())
+        assert cost.predict(entry).model_flops == pytest.approx(flops, rel=1e-9), name
+        assert dict(cost.traffic(entry, rank=0).bytes) == dict(count.bytes), name
+
+
+def bounded(capacity: float) -> Layer:
+    assert isinstance(SPARSE.transform, Mixture)
+    return replace(SPARSE, transform=replace(SPARSE.transform, routing=Routing(capacity=capacity)))

@@ -96,6 +96,18 @@ def test_so_is_what_counts_experts_along_divided_sequences() -> None:
     check((), accelerator=True, beside=[counting(name, layout) for name, layout in test_experts.ALONG[:3]])
 
 
+def test_so_is_what_tensor_ranks_compare_for_scales_of_whole_tensors() -> None:
+    """Of linears, of experts that all of them divide, and of slices of experts on a grid."""
+    again = Layout(tensor=2, sequence_parallel=True, recompute=FULL, batch=2, precision=Precision.FP8)
+    grid = ExpertGrid(expert=2, tensor=2)
+    cases = {
+        "tiny": again,
+        "mixture": Layout(tensor=2, batch=2, precision=Precision.NVFP4),
+        "mixture_full": replace(again, replicate=2, batch=4, experts=grid, recompute=Recompute.NONE),
+    }
+    check((), accelerator=False, beside=[design(models.all_models()[kind], layout) for kind, layout in cases.items()])
+
+
 @pytest.mark.slow
 def test_so_is_all_that_counts_them() -> None:
     check((), accelerator=False, beside=[counting(name, layout) for name, layout in test_experts.ALONG])

@@ -36,7 +36,8 @@ def test_a_forward_and_backward_peak_at_the_hand_count() -> None:
     # At the weight's gradient there live: sigmoid's output, the ones, its gradient, the gradient of the weight.
     assert peak.parts[MemoryPart.PARAMETERS] == width * width * FLOAT
     assert peak.parts[MemoryPart.GRADIENTS] == width * width * FLOAT
-    assert peak.parts[MemoryPart.ACTIVATIONS] == 3 * hidden
+    assert peak.parts[MemoryPart.ACTIVATIONS] == 2 * hidden
+    assert peak.parts[MemoryPart.BUFFERS] == before - width * width * FLOAT + hidden
     assert peak.total == before + width * width * FLOAT + 3 * hidden
     assert tracker.current_bytes == before + width * width * FLOAT
 

@@ -13,6 +13,7 @@ from meshwright.cost.compute import PassSeconds
 from meshwright.cost.grid_rows import on_grids
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Traffic, Way, late_beside
+from meshwright.cost.scales import with_scales
 from meshwright.cost.shared_features import TensorLinks, tensor_seconds
 from meshwright.cost.software import Software
 from meshwright.cost.table import DISPATCHES, EXCHANGES, BoolArray, PlanTable
@@ -162,6 +163,7 @@ def exchange_seconds(
     tensor = on_grids(
         tensor, block, table, links=links.grid, tokens=sizes.tokens[inverse], size=sizes.itemsize[inverse]
     )
+    tensor = with_scales(tensor, block, table, links=links.tensor, software=software)
     context = _context_seconds(
         works,
         passes,

@@ -301,10 +301,11 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
     slices = np.where(grid, sizes.expert_tensor, sizes.tensor)
     holders = np.where(grid, sizes.expert, 1.0)
     own = m / np.where(grid, sizes.tensor, 1.0)
-    sent, h = own * part.top_k, part.hidden / slices
+    chosen, h = own * part.top_k, part.hidden / slices
+    sent = np.ceil(chosen * part.routing.kept_share)
     received = np.where(grid, slices * _received(sent, holders, experts=part.experts), sent)
     inside = hidden_copies(gated=part.gated, activation=part.activation) * h
-    choices = sent * (3.0 * _INDEX_BYTES + e) + _scores_kept(part, own, sent, sizes)
+    choices = chosen * (3.0 * _INDEX_BYTES + e) + _scores_kept(part, own, chosen, sizes)
     read = np.where((part.shared is not None) & (own < m), own + m, own)
     saved = e * (read * part.width + received * (part.width + inside) + 2.0 * sent * part.width) + choices
     expert = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts)

@@ -166,7 +166,7 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
     m, e = sizes.tokens, sizes.itemsize
     grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
     slices = np.where(grid, sizes.expert_tensor, sizes.tensor)
-    routed, h = m * part.top_k * slices / sizes.tensor, part.hidden / slices
+    routed, h = m * part.top_k * part.routing.kept_share * slices / sizes.tensor, part.hidden / slices
     kept, activation = _hidden(h, routed, sizes, gated=part.gated)
     shares = m / sizes.split
     saved = shares * (e * part.width + _ROUTER_BYTES * part.experts)

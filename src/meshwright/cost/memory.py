@@ -17,7 +17,15 @@ from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
-from meshwright.cost.parameters import Shared, local_parameters, owned_of, sharded_as, trained_of, untrained
+from meshwright.cost.parameters import (
+    Shared,
+    grid_parameters,
+    local_parameters,
+    owned_of,
+    sharded_as,
+    trained_of,
+    untrained,
+)
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
@@ -115,16 +123,26 @@ def _at(
     host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
     left = overflow(host, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
+    cast = _cast_experts(table, blocks, counts=counts) * (1.0 - peak["freed"] / np.maximum(state.gathered, 1.0))
+    cast = np.minimum(cast, state.gathered)
     parts = {
-        MemoryPart.PARAMETERS: state.parameters - peak["freed"],
-        MemoryPart.GRADIENTS: peak["gradients"],
+        MemoryPart.PARAMETERS: state.parameters - peak["freed"] - cast,
+        MemoryPart.GRADIENTS: peak["gradients"] - state.left,
         MemoryPart.OPTIMIZER: state.optimizer,
-        MemoryPart.ACTIVATIONS: peak["activations"] + left,
+        MemoryPart.ACTIVATIONS: peak["activations"] + left + cast,
         MemoryPart.LOGITS: peak["logits"],
-        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + beside, 0.0),
+        MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + state.left + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
     return Peak(parts={str(part): held for part, held in parts.items()}, host=host - left)
+
+
+def _cast_experts(table: PlanTable, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
+    """Bytes of the copies of experts that one rank has whole, shape (rows, ranks): backward keeps them as forward cast
+    them, where others have gathered theirs."""
+    alone = ((table.sharding == ZERO1) | (table.sharding == ZERO2)) & (table.expert_divided == 1)
+    here = grid_parameters(table, blocks, counts=counts) * state_bytes(table).compute[:, None]
+    return np.where(alone[:, None], here, 0.0)
 
 
 def _local(

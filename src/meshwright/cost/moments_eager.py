@@ -29,7 +29,9 @@ class EagerMoments:
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
         self.narrow, self.copied, self.splits = setting.narrow, setting.copied, setting.splits
-        self.received: FloatArray | float = 1.0 if kind is DeviceKind.CPU else 0.0
+        plain = 1.0 if kind is DeviceKind.CPU else 0.0
+        # What came rounded is there beside what it is in full.
+        self.received = np.where(setting.rounded > 0.0, 1.0 + setting.rounded / setting.reduced, plain)
 
     def backward(self, at: Beside) -> Iterator[Moment]:
         """The head's moments where a stage has one, layers', and the table's."""
@@ -201,10 +203,10 @@ class EagerMoments:
         self, parameters: FloatArray, latest: FloatArray, at: Beside, *, alone: BoolArray | bool = False
     ) -> FloatArray:
         """Bytes of a unit whose gradients are reduced, beside sums that are whole: as backward gave them beside the
-        copy that is sent, then that copy beside this rank's part and, on processors, what is received. A parameter
-        that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last, and of all where one
-        rank has the whole). Halves of backwards give it in the precision that travels. Where sums are whole until a
-        stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
+        copy that is sent, then that copy beside this rank's part and, rounded or on processors, what is received. A
+        parameter that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last, and of all
+        where one rank has the whole). Halves of backwards give it in the precision that travels. Where sums are whole
+        until a stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
         """
         if not self.sharded.any():
             return np.zeros_like(parameters)

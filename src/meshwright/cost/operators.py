@@ -309,7 +309,8 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
     holders = np.where(grid, sizes.expert, 1.0)
     w, h = sizes.zeros + part.width, part.hidden / slices
     experts = part.experts / holders
-    routed = m * part.top_k * slices / t
+    copies = part.top_k * part.routing.kept_share
+    routed = m * copies * slices / t
     active = np.minimum(experts, routed)
     rows = routed / active
     products = [
@@ -335,7 +336,7 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         traffic = traffic + e * m * (5.0 * shared + w)
         if part.shared_gate:
             products.append(Product(m=m, n=sizes.zeros + 1.0, k=w))
-    sent = np.where(grid, e * m / t * part.top_k * w, 0.0)
+    sent = np.where(grid, e * m / t * copies * w, 0.0)
     return PartWork(
         name=MIXTURE,
         parameters=own / t + replicated + on_grid,
@@ -347,7 +348,7 @@ def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
         closes=part.shared is not None and not part.shared_gate and part.post_norm is None,
         expert_parameters=on_grid,
         dispatched=sent,
-        copies=float(part.top_k),
+        copies=copies,
         groups=float(part.routing.groups),
         chosen_groups=float(part.routing.chosen_groups),
         regathered=np.where(grid, e * routed * w, 0.0),

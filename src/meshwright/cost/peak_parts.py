@@ -12,25 +12,28 @@ from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import States, state_bytes
 from meshwright.cost.synchronize import turns
-from meshwright.cost.table import SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.plan import ScheduleKind, Sharding
+from meshwright.spec.synchronize import PACKINGS
 
 T = TypeVar("T")
 _BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
+_NARROW = [PACKINGS.get(entry) for entry in PRECISIONS]
+_ROUNDED = np.asarray([0.0 if entry is None else entry.block_bytes / entry.elements for entry in _NARROW])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """What decides how long what lives, shape (rows, 1).
 
-    Bytes of a parameter: `master`, `compute`, `reduced` as it travels, `narrow` of a gradient that is widened, `copied`
-    of a matrix's own copy, which is gone by then, `gathered` for a pass, and `dropped` when its stage ends. All passes
-    of a stage in a row have what is gathered where it is `shared`. Whole gradients are summed until a stage ends where
-    it `sums_whole`. The stages of a rank end one after another `in_turns`; the only stage of one that `splits` has
-    halves of backwards.
+    Bytes of a parameter: `master`, `compute`, `reduced` as it is summed, `rounded` as it travels where that is in fewer
+    bits (or 0), `narrow` of a gradient that is widened, `copied` of a matrix's own copy, which is gone by then,
+    `gathered` for a pass, and `dropped` when its stage ends. All passes of a stage in a row have what is gathered where
+    it is `shared`. Whole gradients are summed until a stage ends where it `sums_whole`. The stages of a rank end one
+    after another `in_turns`; the only stage of one that `splits` has halves of backwards.
     """
 
     microbatches: FloatArray
@@ -45,6 +48,7 @@ class Setting:
     master: FloatArray
     compute: FloatArray
     reduced: FloatArray
+    rounded: FloatArray
     narrow: FloatArray
     copied: FloatArray
     gathered: FloatArray
@@ -56,6 +60,7 @@ class Setting:
         sizes, sharding = state_bytes(table), table.sharding
         sharded, zero3, compute = sharding > 0, sharding == _ZERO3, sizes.compute
         shared = sharded & (turns(table) > 1.0)
+        rounded = _ROUNDED[table.gradient_precision]
         narrow = np.where(compute < sizes.master, compute, 0.0)
         found = {
             "microbatches": shape.microbatches,
@@ -69,7 +74,8 @@ class Setting:
             "sums_whole": (sharding == _ZERO1) | shared,
             "master": sizes.master,
             "compute": compute,
-            "reduced": sizes.reduced,
+            "reduced": np.where(rounded > 0.0, sizes.master, sizes.reduced),
+            "rounded": rounded,
             "narrow": narrow,
             "copied": narrow if software.casts_each_pass else 0.0 * narrow,
             "gathered": np.where(zero3 & ~shared, compute, 0.0),

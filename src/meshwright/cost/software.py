@@ -59,7 +59,8 @@ class Software:
     recompute keeps what attention and every second product give, and nothing else. `stops_early`: a layer computed
     again ends before the last product whose result backward does not need (pytorch/pytorch 96866, since 2.1; XLA leaves
     out what nothing reads). `shard_copies`: what sharding copies on the device itself. `loss_kernel`: what works
-    out the loss instead of operators, eager or fused.
+    out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
+    scale before every product (cost/scales.py), as our own runtime does.
     """
 
     fused_attention: bool = True
@@ -102,6 +103,7 @@ class Software:
     stops_early: bool = True
     shard_copies: ShardCopies = ShardCopies.UNITS
     loss_kernel: LossKernel | None = None
+    agrees_on_scales: bool = False
 
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
         """How many of `experts` share the device's units."""
@@ -193,7 +195,7 @@ _EXPERTS: Mapping[str, Mapping[str, Any]] = {
 }
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
-        "torch": Software(),
+        "torch": Software(agrees_on_scales=True),
         "torch-2021": Software(fused_attention=False, dropout=True, plain_softmax=True, stops_early=False, **_OLD_NCCL),
         # llm-foundry with the images of its tables (torch 2.1); ComposerMPTCausalLM in its modeling_mpt.py
         "torch-2023": Software(

@@ -87,7 +87,8 @@ class States:
     Gradients that exist `before` a step's first backward, `summed` over microbatches once there are any, and `after`
     the last one; `wire` holds gradients on their way in less precision, and `step` what the optimizer needs for a
     moment. Of the parameters those `gathered` are copies of what other ranks own, which are dropped as backwards end;
-    `share` is the part of a trained parameter whose gradient is here in the end.
+    `share` is the part of a trained parameter whose gradient is here in the end. `left` of the gradients is what
+    rounding or compressing them leaves from step to step.
     """
 
     parameters: FloatArray
@@ -99,6 +100,7 @@ class States:
     step: FloatArray
     gathered: FloatArray
     share: FloatArray
+    left: FloatArray | float = 0.0
 
 
 def states(table: PlanTable, local: Local, *, away: BoolArray, software: Software, device: DeviceSpec) -> States:
@@ -122,6 +124,7 @@ def without_parameters(found: States, away: BoolArray) -> States:
         summed=np.where(here, found.summed, 0.0),
         after=np.where(here, found.after, 0.0),
         share=np.where(here, found.share, 0.0),
+        left=np.where(here, found.left, 0.0),
     )
 
 
@@ -147,6 +150,7 @@ def _masters(table: PlanTable, local: Local) -> States:
         + np.where(sharded & rounded, local.trained_owned * reduced, 0.0),
         gathered=local.stays * compute,
         share=local.trained_owned / np.maximum(local.trained, 1.0),
+        left=left,
     )
 
 

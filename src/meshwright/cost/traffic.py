@@ -114,7 +114,8 @@ class _Rank:
         blocks, first = self.design.model.blocks, self.plan.first_trained_block
         for group in self.plan.stages[index].groups:
             for place in range(group.start, group.stop):
-                sent = of_blocks.of(blocks[place], group.recompute, comes_back=place >= first)
+                trained = place not in self.plan.frozen_blocks
+                sent = of_blocks.of(blocks[place], group.recompute, comes_back=place >= first, trained=trained)
                 for line, operation, axes, each in sent:
                     self.traffic.add(line, operation, *axes, each=each, calls=passes)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.cost.grid import Operation, grid_passes
+from meshwright.cost.scales import COMPARES, OPERANDS, expert_products, linears
 from meshwright.cost.traffic_experts import Dispatching, countings
 from meshwright.cost.traffic_groups import GridGroups, along
 from meshwright.spec.blocks import Attention, Block, Embedding, Layer, Mixture, QueryKeyNorm
@@ -43,12 +44,14 @@ class BlockTraffic:
         self._hidden = self._tokens * design.model.width * widths.compute
         self._own = self._tokens // (plan.tensor if self._split else 1)
 
-    def of(self, block: Block, recompute: Recompute, *, comes_back: bool) -> Iterator[Sent]:
+    def of(self, block: Block, recompute: Recompute, *, comes_back: bool, trained: bool = True) -> Iterator[Sent]:
         """Line, operation, axes and bytes of each collective; those of forward alone unless backward `comes_back`."""
         if self._plan.tensor_grid is not TensorGrid.LINE and self._tensor.size > 1:
             yield from self._on_square_or_cube(block, recompute)
         elif isinstance(block, Layer):
-            yield from self._layer(block, recompute if comes_back else Recompute.NONE, comes_back)
+            again = recompute if comes_back else Recompute.NONE
+            yield from self._layer(block, again, comes_back)
+            yield from self._scales(block, 1 + (again is Recompute.FULL) + comes_back * (1 + trained))
         elif self._tensor.size == 1:
             return
         elif isinstance(block, Embedding):
@@ -100,6 +103,23 @@ class BlockTraffic:
         yield from dispatching.sent(again=again, comes_back=comes_back, follows=follows)
         if part.shared is not None:
             yield from self._region(again, ends=closes and not part.shared_gate, comes_back=comes_back)
+
+    def _scales(self, layer: Layer, passes: int) -> Iterator[Sent]:
+        """Before each of so many products with a matrix, the ranks that divide it compare what they multiply."""
+        plan, part, each = self._plan, layer.transform, OPERANDS * self._widths.wide
+        if not COMPARES[plan.first_group.precision]:
+            return
+        if self._tensor.size > 1:
+            for _ in range(passes * linears(layer)):
+                yield self._sum(each)
+        slices = self._tensor if self._grid is None else self._grid.slices
+        if not isinstance(part, Mixture) or slices.size == 1:
+            return
+        holders, tokens = (1, self._tokens) if self._grid is None else (self._grid.experts.size, self._own)
+        line = LineName.TENSOR if self._grid is None else LineName.EXPERTS
+        choices = math.ceil(tokens * part.top_k * part.routing.kept_share) * (1 if self._grid is None else slices.size)
+        for _ in range(passes * expert_products(part, holders=holders, choices=choices)):
+            yield line, "all_reduce", slices.axes, each
 
     def _region(self, again: bool, *, ends: bool, comes_back: bool) -> Iterator[Sent]:
         """Entered and left, and backward leaves and enters it; what is computed again ends once backward has all it

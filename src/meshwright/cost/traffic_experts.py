@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from meshwright.cost.traffic_groups import GridGroups, Group
@@ -80,9 +81,9 @@ class Dispatching:
 
     def _rows(self) -> tuple[int, int]:
         """Rows that a rank sends, and those that arrive at it: the first experts take what is left over."""
-        part, choices = self._part, self._tokens * self._part.top_k
-        bins = part.experts + (part.routing.capacity is not None)
-        each, left = divmod(choices, bins)
+        part = self._part
+        choices = math.ceil(self._tokens * part.top_k * part.routing.kept_share)
+        each, left = divmod(choices, part.experts)
         counts = [each + (expert < left) for expert in range(part.experts)]
         holders = self._grid.experts.size
         return sum(counts), holders * sum(counts[: part.experts // holders])

@@ -97,5 +97,5 @@ def by_expert(routed: Routed, *, experts: int) -> tuple[Tensor, Tensor]:
     if routed.kept is None:
         return flat.argsort(stable=True), routed.counts
     flat = torch.where(routed.kept.flatten(), flat, experts)
-    counts = torch.bincount(flat, minlength=experts + 1)[:experts]
+    counts = routed.kept_counts(flat, experts=experts)
     return flat.argsort(stable=True)[: int(counts.sum())], counts

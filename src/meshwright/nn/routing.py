@@ -43,14 +43,16 @@ class Routed:
     """Where T tokens go: the experts of each, int64 (T, k), and their weights (T, k).
 
     `counts` (experts,) is how many choices each expert has, dropped ones among them. `kept` (T, k) is False where a
-    choice is dropped; None where none is. `scores` (T, experts) in fp32 at the least, parts of one, are there where a
-    loss balances them. `weigh_inputs` as Routing says.
+    choice is dropped; None where none is. `share` of them are kept where experts are chosen alike. `scores`
+    (T, experts) in fp32 at the least, parts of one, are there where a loss balances them. `weigh_inputs` as Routing
+    says.
     """
 
     chosen: Tensor
     weights: Tensor
     counts: Tensor
     kept: Tensor | None = None
+    share: float = 1.0
     scores: Tensor | None = None
     weigh_inputs: bool = False
 
@@ -58,6 +60,10 @@ class Routed:
         """What meets experts where `order` (n,) are places in the flat (T, k), sorted by expert."""
         source = order // self.chosen.shape[-1]
         return Sending(order=order, source=source, weights=self.weights, weigh_inputs=self.weigh_inputs)
+
+    def kept_counts(self, flat: Tensor, *, experts: int) -> Tensor:
+        """(experts,): how many of `flat` choices (n,) each expert has; those of number `experts` are dropped."""
+        return torch.bincount(flat, minlength=experts + 1)[:experts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +130,15 @@ def _routed(
     if scores is None or not spec.routing.balance_loss:
         scores = None
     parts = None if scores is None else scores / scores.sum(dim=-1, keepdim=True)
-    inputs = spec.routing.weigh_inputs
-    return Routed(chosen=chosen, weights=weights.to(dtype), counts=counts, scores=parts, weigh_inputs=inputs)
+    how = spec.routing
+    return Routed(
+        chosen=chosen,
+        weights=weights.to(dtype),
+        counts=counts,
+        share=how.kept_share,
+        scores=parts,
+        weigh_inputs=how.weigh_inputs,
+    )
 
 
 def _within_groups(ranked: Tensor, *, groups: int, chosen: int) -> Tensor:

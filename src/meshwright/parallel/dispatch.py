@@ -190,7 +190,6 @@ class GatheredByExperts:
     @torch.compiler.disable
     def __call__(self, experts: Experts, tokens: Tensor, routed: Routed) -> Tensor:
         """As SentToExperts; every rank has as many tokens."""
-        bins = self._total + (routed.kept is not None)
         chosen = routed.chosen if routed.kept is None else routed.chosen.masked_fill(~routed.kept, self._total)
         every, weights = tokens, routed.weights
         for group in self._groups:
@@ -198,7 +197,7 @@ class GatheredByExperts:
             chosen = gather_sequence(chosen[None], group)[0]
         local = chosen.flatten() - self._first
         local = torch.where((local >= 0) & (local < self._here), local, self._here)
-        counts = torch.bincount(chosen.flatten(), minlength=bins)[self._first : self._first + self._here]
+        counts = routed.kept_counts(chosen.flatten(), experts=self._total)[self._first : self._first + self._here]
         order = local.argsort(stable=True)[: int(counts.sum())]
         sending = replace(routed, chosen=chosen, weights=weights).sending(order)
         out = sending.sums(experts(sending.rows(every), counts), every)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -88,11 +88,7 @@ def gradients_formed(module: FSDPModule) -> None:
     Replicas sum their shards once, at the end, so that each reduction before has to be of the same parameters: those
     that no backward reached since the one before count as zero.
     """
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)
-    for group in [state._fsdp_param_group] if groups is None else groups:
-        if group is None:
-            continue
+    for group in _groups(module):
         trained = [entry for entry in group.fsdp_params if entry.sharded_param.requires_grad]
         without = [entry for entry in trained if not _has_gradient(entry)]
         reached = len(without) < len(trained) or group.all_reduce_grads
@@ -104,6 +100,25 @@ def gradients_formed(module: FSDPModule) -> None:
             entry.accumulate_unsharded_grad_if_needed()
             entry.to_accumulated_grad_if_needed()
         group.post_backward()
+
+
+def _groups(module: FSDPModule) -> Iterator[Any]:
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    yield from (group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None)
+
+
+def summed_gradients(units: Sequence[FSDPModule]) -> Iterator[Tensor]:
+    """Gradients of whole parameters that `units` add up and do not reduce yet."""
+    for group in chain.from_iterable(map(_groups, units)):
+        if group.reduce_grads:
+            continue
+        for entry in group.fsdp_params:
+            found = entry.unsharded_accumulated_grad
+            if found is None and hasattr(entry, "_unsharded_param"):
+                found = entry._unsharded_param.grad
+            if found is not None:
+                yield found
 
 
 def _has_gradient(entry: Any) -> bool:

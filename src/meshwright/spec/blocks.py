@@ -109,13 +109,14 @@ class Layer:
     @property
     def matrix_products(self) -> float:
         """Parameters that one of its tokens multiplies."""
+        dropped = self.transform.dropped_products if isinstance(self.transform, Mixture) else 0.0
         if not isinstance(self.mixer, Attention):
-            return self.matrix_parameters
+            return self.matrix_parameters - dropped
         attends = self.mixer.matrix_products - self.mixer.matrix_parameters
         if self.ranks:
             key_values = tuple(each for each in self.ranks if each.name in ("mixer.key", "mixer.value"))
             attends -= (self.mixer.keys - 1.0) * taken_away(key_values, self.places)
-        return self.matrix_parameters + attends
+        return self.matrix_parameters + attends - dropped
 
     @property
     def places(self) -> dict[str, Mixer | Transform]:

@@ -266,6 +266,12 @@ class Mixture:
         return self.width * self.experts + self.top_k * expert + (self.shared.matrix_parameters if self.shared else 0)
 
     @property
+    def dropped_products(self) -> float:
+        """Those of `matrix_parameters` that no token multiplies in the mean, as its choice was dropped."""
+        expert = self.width * self.hidden * (3 if self.gated else 2)
+        return (1.0 - self.routing.kept_share) * self.top_k * expert
+
+    @property
     def parameters(self) -> int:
         router = self.width * self.experts + self.gate_parameters
         shared = (self.shared.parameters if self.shared else 0) + (self.width if self.shared_gate else 0)

@@ -57,5 +57,10 @@ class Routing:
     bias_rate: float = 0.0
     balance_loss: float = 0.0
 
+    @property
+    def kept_share(self) -> float:
+        """The part of all choices that meets an expert where experts are chosen as often as each other."""
+        return 1.0 if self.capacity is None else min(1.0, self.capacity)
+
 
 TOP_K_SOFTMAX = Routing()

@@ -17,7 +17,7 @@ from torch import nn
 from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.kernels import flops_of, multiplies
 from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode
-from meshwright.spec.plan import AxisName, Design, Offload, Sharding
+from meshwright.spec.plan import AxisName, Design, Offload, ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart
 from meshwright.train.observe.collectives import (
     NAMESPACES,
@@ -66,6 +66,8 @@ class StepCounter(MemoryTracker):
         self._plan = plan
         self._mode = fake_mode()
         self._has_host = device != "cpu"
+        self._waits = plan.schedule.kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
+        self._marked = 0
         self._offloads = self._has_host and any(group.offload is not Offload.NONE for group in plan.groups)
         self._on_host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._raw: list[tuple[Followed | None, Event]] = []
@@ -76,7 +78,18 @@ class StepCounter(MemoryTracker):
 
     def mark(self, name: str) -> None:
         """A pass called `name` ends here."""
+        self.mark_summed()
+        if self._waits:
+            self._keep_waiting()
         self._raw.append((None, Event(Kind.MARK, name)))
+
+    def _keep_waiting(self) -> None:
+        """What half of a backward made and is there when its pass ends waits for the other half: activations."""
+        made, self._marked = self._raw[self._marked :], len(self._raw)
+        live = {id(entry) for entry in self._live.values()}
+        for entry, _ in made:
+            if entry is not None and id(entry) in live and entry.part is MemoryPart.BUFFERS:
+                entry.part = MemoryPart.ACTIVATIONS
 
     def events(self) -> tuple[Event, ...]:
         """Everything so far in order; parts of memory are as they are known now."""
@@ -106,6 +119,10 @@ class StepCounter(MemoryTracker):
 
     def _is_ours(self, value: object) -> TypeGuard[FakeTensor]:
         return type(value) is FakeTensor and value.fake_mode is self._mode
+
+    def _part_of(self, made: torch.Tensor) -> MemoryPart:
+        found = super()._part_of(made)
+        return MemoryPart.BUFFERS if self.forms_gradients and found is MemoryPart.ACTIVATIONS else found
 
     def _take_stock(self) -> None:
         super()._take_stock()
@@ -148,7 +165,7 @@ class StepCounter(MemoryTracker):
             self._raw.append((None, Event(Kind.FLOPS, self._compute_line().value, flops)))
         for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
             if self._is_plain(leaf):
-                self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
+                self._follow(leaf, self._part_of(leaf))
             elif self._offloads:
                 self._count_on_host(leaf)
         return result

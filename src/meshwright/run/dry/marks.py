@@ -88,6 +88,11 @@ class Marks:
         if self.counter is not None:
             self.counter.mark(name)
 
+    def have_gradients(self) -> None:
+        """Backward is over, and gradients are whole."""
+        if self.counter is not None:
+            self.counter.mark_owned()
+
     def watch(self, laid: Laid) -> None:
         """Passes of `laid` say when they begin."""
         for part, synchronizer in zip(laid.parts, laid.synchronizers, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
@@ -28,6 +29,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.flop_counter import flop_registry
 
+from meshwright.nn.routing import Routed
 from meshwright.parallel import dispatch
 from meshwright.train.torch_compat import is_distributed
 
@@ -150,6 +152,11 @@ def _even_counts(chosen: torch.Tensor, _weights: object = None, minlength: int =
     counts = torch.full((minlength,), chosen.numel() // minlength, dtype=torch.int64)
     counts[: chosen.numel() % minlength] += 1
     return counts
+
+
+def _even_kept(routed: Routed, flat: torch.Tensor, *, experts: int) -> torch.Tensor:
+    """As `_even_counts` where experts take no more choices than their capacity."""
+    return _even_counts(flat[: math.ceil(len(flat) * routed.share)], minlength=experts)
 
 
 def _even_arrivals(
@@ -341,6 +348,7 @@ def fake_world(*, rank: int, world_size: int, accelerator: bool, recipes: Known)
             stack.enter_context(mock.patch.object(_sharding_prop, "detect_fake_mode", return_value=None))
             stack.enter_context(mock.patch.object(DeviceMesh, "__init__", real(DeviceMesh.__init__)))
             stack.enter_context(mock.patch.object(device_mesh, "new_group", _own_group))
+            stack.enter_context(mock.patch.object(Routed, "kept_counts", _even_kept))
             stack.enter_context(mock.patch.object(dispatch, "arrivals", _even_arrivals))
             stack.enter_context(mock.patch.object(_fsdp_param, "_chunk_with_empty", _Chunks))
             # Names for a profiler that nobody runs.

@@ -82,6 +82,7 @@ def _step(
     assert targets is not None
     laid.step(tokens, targets, *beside, number=usual_step(laid.design.plan.gradients.compression))
     marks.mark(GRADIENTS)
+    marks.have_gradients()
     laid.clip(clip_norm)
     marks.mark("clip")
     optimizer.step()

@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
+from meshwright.parallel.torch_compat import summed_gradients
 from meshwright.spec.report import MemoryPart
 from meshwright.train.observe.samples import MemoryPeak
 from meshwright.train.torch_compat import (
     TorchDispatchMode,
     around_resizes,
+    in_backward,
     is_distributed,
     local_part,
     storage_key,
@@ -35,10 +38,11 @@ class MemoryTracker(TorchDispatchMode):
 
     A tensor is counted once by its storage, from when an operator returns it until the storage is freed, so tensors
     that autograd saved count as long as autograd holds them. Parameters, gradients, optimizer state and buffers are
-    told apart by asking the modules and the optimizer; tensors whose last dim is the local vocabulary are logits;
-    storages that are resized in place hold gathered parameters and are `gathered`; what existed unexplained before is
-    buffers; the rest are activations, gradients that wait to be reduced to shards among them. Tensor subclasses are
-    followed through their plain local tensors.
+    told apart by asking the modules and the optimizer; whole gradients that units add up before they reduce them are
+    gradients; tensors whose last dim is the local vocabulary are logits; storages that are resized in place hold
+    gathered parameters and are `gathered`. What forward made is activations. Buffers are what passes: what backward
+    makes, what it computes again with it, and the optimizer's step; and what existed unexplained before. Tensor
+    subclasses are followed through their plain local tensors.
     """
 
     def __init__(
@@ -56,6 +60,8 @@ class MemoryTracker(TorchDispatchMode):
         self._gathered = gathered
         self._live: dict[int, Followed] = {}
         self._log: list[tuple[Followed, int]] = []
+        self._units = [unit for part in parts for unit in part.modules() if isinstance(unit, FSDPModule)]
+        self._is_after = False
 
     @contextmanager
     def watching(self) -> Iterator[MemoryTracker]:
@@ -82,6 +88,13 @@ class MemoryTracker(TorchDispatchMode):
                 self._mark_gradient(parameter)
         for tensor in _optimizer_tensors(self._optimizer):
             self._mark(tensor, MemoryPart.OPTIMIZER)
+        self.mark_summed()
+        self._is_after = True
+
+    def mark_summed(self) -> None:
+        """Files whole gradients that units add up now; call it between microbatches."""
+        for tensor in summed_gradients(self._units):
+            self._mark(tensor, MemoryPart.GRADIENTS)
 
     @property
     def current_bytes(self) -> int:
@@ -107,15 +120,18 @@ class MemoryTracker(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if self._is_plain(leaf):
-                self._follow(leaf, MemoryPart.LOGITS if self._is_logits(leaf) else MemoryPart.ACTIVATIONS)
+                self._follow(leaf, self._part_of(leaf))
         return result
+
+    def _part_of(self, made: torch.Tensor) -> MemoryPart:
+        """What `made` is, as far as the moment tells."""
+        if self._vocab is not None and made.ndim >= 2 and made.shape[-1] == self._vocab:
+            return MemoryPart.LOGITS
+        return MemoryPart.BUFFERS if self._is_after or in_backward() else MemoryPart.ACTIVATIONS
 
     def _is_plain(self, value: object) -> bool:
         """Whether `value` is a tensor whose storage this follows: one with memory of its own, no subclass."""
         return type(value) in _PLAIN
-
-    def _is_logits(self, tensor: torch.Tensor) -> bool:
-        return self._vocab is not None and tensor.ndim >= 2 and tensor.shape[-1] == self._vocab
 
     def _take_stock(self) -> None:
         for part in self._parts:
