@@ -32,3 +32,11 @@ def test_tpus_reach_the_memory_of_their_hosts(name: str, rate: float) -> None:
     assert host is not None
     assert host.link.bandwidth * host.link.efficiency == rate
     assert {"bandwidth", "host_bytes", "host_bandwidth"} <= set(host.link.sources)
+
+
+def test_a_compiled_program_uses_all_but_the_runtimes_memory() -> None:
+    """A TPU has no allocator whose fragments are lost, and no context of CUDA."""
+    tpu, gpu = devices()["TPU-v5e"], devices()["A100-40GB"]
+    assert (tpu.usable_fraction, tpu.reserved_bytes / 2**30) == (1.0, 0.25)
+    assert gpu.usable_fraction < 1.0
+    assert gpu.reserved_bytes > tpu.reserved_bytes
