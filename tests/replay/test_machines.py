@@ -9,6 +9,7 @@ from meshwright.replay.machines import machines_of
 from meshwright.replay.names import known_device, named_devices
 from meshwright.replay.networks import islands, node_gigabits
 from meshwright.replay.published import replay
+from meshwright.spec.plan import AxisName
 from tests.replay.test_validate import row
 
 
@@ -220,3 +221,59 @@ def test_pods_of_tpus_that_are_not_whole_are_alike() -> None:
     assert not isinstance(found, str)
     assert found.spec.groups[0].rack_nodes == 3072 // 4
     assert assumed
+
+
+SLICED = {
+    "framework": "MaxText",
+    "gpu": "TPU v5p",
+    "n_gpus": "128",
+    "gpus_per_node": "",
+    "tp": "4",
+    "pp": "1",
+    "dp": "32",
+    "gbs": "64",
+    "precision": "bf16",
+}
+
+
+@pytest.mark.parametrize("said", [{"inter_link": "network between 2 slices of 64"}, {"extra": "slices=2"}])
+def test_slices_of_tpus_are_tori_of_their_own(said: dict[str, str]) -> None:
+    """As the second column of MaxText's README for v5p; 128 chips would be one torus."""
+    whole, halves = (express(row(**SLICED | changes)).design.cluster.groups[0] for changes in ({}, said))
+    assert (whole.rack_nodes, halves.rack_nodes) == (8960 // 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "divided"),
+    [
+        ({"zero": "3"}, 32),
+        ({"zero": "hsdp", "extra": "slices=2"}, 16),
+        ({"zero": "3", "extra": "slices=2"}, 16),
+        ({"zero": "3", "extra": "slices=2 dcn_fsdp=2"}, 32),
+        ({"zero": "3", "extra": "slices=2", "framework": "AXLearn"}, 32),
+    ],
+)
+def test_maxtext_divides_parameters_in_a_slice(changes: dict[str, str], divided: int) -> None:
+    """Over 64 chips of a slice by four tensor ranks, unless it is told to divide them over all."""
+    sizes = {axis.name: axis.size for axis in express(row(**SLICED | changes)).design.plan.axes}
+    assert sizes[AxisName.SHARD] == divided
+    assert sizes[AxisName.SHARD] * sizes[AxisName.REPLICATE] == 32
+
+
+def test_sockets_reach_more_of_a_slow_line_than_of_a_fast_one() -> None:
+    """0.84 of 10 Gb/s is what tensor ranks on 64 nodes of one V100 reach (DS3Lab's log of GPT-3 XL)."""
+    reached = {
+        rate: express(row(inter_link=f"Ethernet {rate} Gb/s")).design.cluster.groups[0].nic.efficiency
+        for rate in (10, 25, 50, 100)
+    }
+    assert reached[10] == pytest.approx(0.84, abs=0.01)
+    assert 0.6 < reached[25] < reached[10]
+    assert reached[50] == reached[100] == 0.6
+
+
+@pytest.mark.parametrize("chip", ["TPU v4", "TPU v5e", "TPU v5p", "TPU v6e", "TPU7x"])
+def test_activations_of_tpus_travel_to_their_hosts(chip: str) -> None:
+    """MaxText's recipes offload what a layer was given."""
+    plan = {"tp": "1", "pp": "1", "dp": "64", "n_gpus": "64", "gpus_per_node": "", "zero": "3", "offload": "act"}
+    found = replay(row(gpu=chip, framework="MaxText", precision="bf16", recompute="full", mbs="1", **plan))
+    assert found.reason == ""

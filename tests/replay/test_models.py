@@ -117,6 +117,7 @@ def test_words_of_a_plan_in_their_spellings(changes: dict[str, str], found: obje
         ({"framework": "torchtitan", "compile": "yes", "gpu": "H100"}, "torch-2024-compiled"),
         ({"framework": "torchtitan", "compile": "yes", "gpu": "B200"}, "torch-2025-compiled"),
         ({"framework": "MaxText", "flash": "", "gpu": "TPU-v5p", "precision": "bf16"}, "xla"),
+        ({"framework": "MaxText", "flash": "", "gpu": "H100-80GB-SXM", "precision": "bf16"}, "xla-gpu"),
         ({"framework": "T5X", "flash": "", "gpu": "TPU-v4", "precision": "bf16"}, "xla-2022"),
         ({"framework": "Alpa", "flash": "", "gpu": "V100"}, "xla-2022"),
         ({"framework": "LLM Foundry", "flash": "yes"}, "torch-2023"),
@@ -280,3 +281,11 @@ def test_a_batch_follows_from_microbatches_and_ranks() -> None:
 def test_a_row_of_nonsense_is_predicted_or_has_its_reason(changes: dict[str, str]) -> None:
     found = replay(row(**changes))
     assert bool(found.point) is not bool(found.reason)
+
+
+def test_heads_of_a_decoder_without_gates_are_as_wide_as_the_row_says() -> None:
+    """MaxText's model of 52B parameters has 32 heads of 256 features at a width of 12,288."""
+    model = express(row(hidden="12288", heads="32", head_dim="256", gated="no", ffn="49152")).design.model
+    mixer = model.layers[0].mixer
+    assert isinstance(mixer, Attention)
+    assert (mixer.heads, mixer.head_dim) == (32, 256)

@@ -173,7 +173,7 @@ def test_torchtitan_gathers_once_a_step_in_a_pipeline_and_divides_sequences():
 
 
 def test_a_device_whose_host_is_unknown_offloads_nothing_where_nothing_is_said():
-    """Of TPUs nothing is known of the way to the host's memory: what does not fit is predicted as it is told."""
+    """Of MI300A nothing is known of the way to the host's memory: what does not fit is predicted as it is told."""
     large = {
         "tp": "1",
         "pp": "1",
@@ -184,7 +184,7 @@ def test_a_device_whose_host_is_unknown_offloads_nothing_where_nothing_is_said()
         "recompute": "",
         "framework": "JAX",
     }
-    found = priced(express(row(**DENSE | large | {"gpu": "TPU-v4", "gpus_per_node": ""})))
+    found = priced(express(row(**DENSE | large | {"gpu": "MI300A", "gpus_per_node": ""})))
     assert {group.offload for group in found.design.plan.groups} == {Offload.NONE}
 
 

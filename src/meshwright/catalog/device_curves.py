@@ -182,9 +182,23 @@ PASCAL = replace(OLDER, tiles=None, tiles_source="")
 MAXWELL = PASCAL
 
 
+_AMD_ELEMENTWISE = (
+    "0.55 as on H100 and B200, by analogy; plain streams reach 0.78 on MI300X (Azure's AI benchmarking guide) and 0.9 "
+    "on A100, where 0.7 is what such work reaches"
+)
+_AMD_ATTENTION = (
+    "FlashAttention 2 on MI300X: 328.6 TFLOP/s forward with heads of 64 features (Azure's AI benchmarking guide), "
+    "taken to be 1.2 times as fast with 128 and to fall by as much backward as on A100; other devices in proportion to "
+    "their products"
+)
+_AMD_FORWARD, _AMD_BACKWARD = 1.2 * 328.6 / 620, 1.2 * 328.6 / 620 * 0.53 / 0.69  # of products one after the other
+
+
 def _measured(
-    curve: MatrixCurve, *, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str
+    curve: MatrixCurve, *, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str
 ) -> Generation:
+    """`lasting` is the share of the peak that products reach one after the other."""
+    fused = AttentionShare(forward=_AMD_FORWARD * lasting, backward=_AMD_BACKWARD * lasting)
     return replace(
         OLDER,
         measured=name,
@@ -193,6 +207,10 @@ def _measured(
         tiles=replace(_OLDER_TILES, units=units, sizes=sizes, tail=0.0),
         tiles_source="compute units from the data sheet; the last wave is split (Stream-K, 2301.03598, as hipBLASLt "
         f"has it), the rest {_BY_A100}",
+        attention=dict.fromkeys(AttentionKernel, fused),
+        attention_source=_AMD_ATTENTION,
+        memory_fraction=0.55,
+        memory_source=_AMD_ELEMENTWISE,
     )
 
 
@@ -200,6 +218,7 @@ _LASTING = 620 / 782  # of the best product of MI300X, products of a model one a
 _BY_MI300X = "products one after the other reach 0.79 of that, by analogy with MI300X"
 CDNA2 = _measured(
     replace(_OLDER_CURVE, fraction=147.0 / 191.5 * _LASTING),
+    lasting=147.0 / 191.5 * _LASTING,
     name="MI250X-GCD",
     units=110,
     sizes=_TILES,
@@ -207,6 +226,7 @@ CDNA2 = _measured(
 )
 CDNA3 = _measured(
     replace(_OLDER_CURVE, fraction=0.62),
+    lasting=620 / 1307.4,
     name="MI300X",
     units=304,
     sizes=((256, 256), *_TILES),
@@ -221,6 +241,7 @@ CDNA3 = replace(
 )
 CDNA4 = _measured(
     replace(_OLDER_CURVE, fraction=0.64 * _LASTING),
+    lasting=0.64 * _LASTING,
     name="MI355X",
     units=256,
     sizes=((256, 256), *_TILES),
@@ -232,8 +253,9 @@ def _systolic(side: int) -> Generation:
     """A matrix unit of `side` by `side`: rows come eight at a time, both other dims in whole sides, nothing waits."""
     return Generation(
         measured="",
-        curve=MatrixCurve(fraction=0.9, half_m=0.0, half_n=0.0, half_k=0.0),
-        curve_source="by analogy with Gaudi 2, whose matrix units are systolic too: 0.969 in MAMF; not measured",
+        curve=MatrixCurve(fraction=0.8, half_m=0.0, half_n=0.0, half_k=0.0),
+        curve_source="what MaxText's runs of December 2023 on v4, v5e and v5p ask for (docs/lab.md); products alone "
+        "reach 0.90 of v6e and 0.83 of TPU7x (AI-Hypercomputer/tpu-recipes microbenchmarks)",
         launch_seconds=0.0,
         launch_source="a step is one compiled program",
         tiles=MatrixTiles(units=1, sizes=((8, side),), load=0.0, depth=0.0, step=side, tail=0.0, store=0.0),

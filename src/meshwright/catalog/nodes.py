@@ -32,11 +32,12 @@ from meshwright.spec.cluster import DeviceSpec, Link, NodeGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A node's processors: the link from each device to their memory, its bytes, and bytes/s that they stream."""
+    """A node's processors: the link from each device to their memory, its bytes, and bytes/s that they stream, None
+    where nobody says."""
 
     link: Link
     num_bytes: float
-    bandwidth: float
+    bandwidth: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ class Node:
             rack_nodes=racked or None,
             host=self.host.link if self.host else None,
             host_bytes=self.host.num_bytes * count / self.devices if self.host else None,
-            host_bandwidth=self.host.bandwidth * count / self.devices if self.host else None,
+            host_bandwidth=self.host.bandwidth * count / self.devices if self.host and self.host.bandwidth else None,
         )
 
 
@@ -216,13 +217,39 @@ def _others() -> dict[str, Node]:
         ),
         "MI300X": Node(devices=8, inside=INFINITY_MI300X, nic=NDR, nics=8, host=mi300x_host),
         "TPU-v4": _tpu(
-            4, dims=3, pod=4096, gigabytes=300, datacenter=25, title="Cloud TPU v4: 2,400 Gb/s a chip, 3D torus"
+            4,
+            dims=3,
+            pod=4096,
+            gigabytes=300,
+            datacenter=25,
+            title="Cloud TPU v4: 2,400 Gb/s a chip, 3D torus",
+            host=_tpu_host(gigabytes=16, memory=407, machine="Google Cloud ct4p-hightpu-4t: 407 GB"),
         ),
         "TPU-v5p": _tpu(
-            4, dims=3, pod=8960, gigabytes=600, datacenter=50, title="Cloud TPU v5p: 4,800 Gb/s a chip, 3D torus"
+            4,
+            dims=3,
+            pod=8960,
+            gigabytes=600,
+            datacenter=50,
+            title="Cloud TPU v5p: 4,800 Gb/s a chip, 3D torus",
+            host=_tpu_host(gigabytes=15, memory=448, machine="Google Cloud ct5p-hightpu-4t: 448 GB"),
         ),
-        "TPU-v5e": _tpu(8, pod=256, gigabytes=200, datacenter=25, title="Cloud TPU v5e: 1,600 Gb/s a chip, 2D torus"),
-        "TPU-v6e": _tpu(8, pod=256, gigabytes=400, datacenter=100, title="Cloud TPU v6e: 800 GB/s both ways, 2D torus"),
+        "TPU-v5e": _tpu(
+            8,
+            pod=256,
+            gigabytes=200,
+            datacenter=25,
+            title="Cloud TPU v5e: 1,600 Gb/s a chip, 2D torus",
+            host=_tpu_host(gigabytes=15, memory=384, machine="Google Cloud ct5lp-hightpu-8t: 384 GB"),
+        ),
+        "TPU-v6e": _tpu(
+            8,
+            pod=256,
+            gigabytes=400,
+            datacenter=100,
+            title="Cloud TPU v6e: 800 GB/s both ways, 2D torus",
+            host=_tpu_host(gigabytes=32, memory=1440, machine="Google Cloud ct6e-standard-8t: 1,440 GB"),
+        ),
     }
 
 
@@ -243,6 +270,9 @@ def _relatives() -> dict[str, Node]:
     v2, v3 = (
         "10.1145/3360307: four links of 496 Gb/s each way a TPU v2 chip",
         "How to Scale Your Model: four links of 100 GB/s",
+    )
+    chips, cores = (
+        _tpu_host(gigabytes=rate, memory=340, machine="Google Cloud TPU v3-8: 340 GB", known=False) for rate in (16, 8)
     )
     return {
         "A800-80GB": replace(a100, inside=a800),
@@ -267,12 +297,18 @@ def _relatives() -> dict[str, Node]:
         "RTX-5090": pcie5,
         "MI325X": mi300x,
         "MI355X": replace(mi300x, inside=mi355x),
-        "TPU-v2": _tpu(4, pod=256, gigabytes=248, datacenter=25, title=v2),
-        "TPU-v2-core": _tpu(8, pod=512, gigabytes=124, datacenter=12.5, title=f"{v2}, a core half of it"),
-        "TPU-v3": _tpu(4, pod=1024, gigabytes=400, datacenter=25, title=v3),
-        "TPU-v3-core": _tpu(8, pod=2048, gigabytes=200, datacenter=12.5, title=f"{v3}, a core half of it"),
+        "TPU-v2": _tpu(4, pod=256, gigabytes=248, datacenter=25, title=v2, host=chips),
+        "TPU-v2-core": _tpu(8, pod=512, gigabytes=124, datacenter=12.5, title=f"{v2}, a core half of it", host=cores),
+        "TPU-v3": _tpu(4, pod=1024, gigabytes=400, datacenter=25, title=v3, host=chips),
+        "TPU-v3-core": _tpu(8, pod=2048, gigabytes=200, datacenter=12.5, title=f"{v3}, a core half of it", host=cores),
         "TPU-v7": _tpu(
-            4, dims=3, pod=9216, gigabytes=600, datacenter=100, title="Cloud TPU7x: 1,200 GB/s both ways, 3D torus"
+            4,
+            dims=3,
+            pod=9216,
+            gigabytes=600,
+            datacenter=100,
+            title="Cloud TPU7x: 1,200 GB/s both ways, 3D torus",
+            host=_tpu_host(gigabytes=32, memory=960, machine="Google Cloud tpu7x-standard-4t: 960 GB", known=False),
         ),
     }
 
@@ -284,14 +320,33 @@ def _like(link: Link, *, gigabytes: float, title: str) -> Link:
     )
 
 
-def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: str, dims: int = 2) -> Node:
+def _tpu(devices: int, *, pod: int, gigabytes: float, datacenter: float, title: str, host: Host, dims: int = 2) -> Node:
     """A host of `devices` chips in a pod of `pod`, each with `datacenter` Gb/s of the network between pods."""
     torus = ici(gigabytes=gigabytes, title=title, torus=dims, wraps={2: 16, 3: 4}[dims])
     beyond = ethernet(
-        gigabits=datacenter, title=f"data centre network, {datacenter:g} Gb/s a chip (Cloud TPU documents)"
+        gigabits=datacenter,
+        title=f"data centre network, {datacenter:g} Gb/s a chip (Cloud TPU documents)",
+        host_gigabits=datacenter * devices,
     )
     staged = replace(beyond, staged=True, sources={**beyond.sources, "staged": "XLA over several slices: Multislice"})
-    return Node(devices=devices, inside=torus, nic=staged, nics=devices, rack=torus, rack_nodes=pod // devices)
+    return Node(
+        devices=devices, inside=torus, nic=staged, nics=devices, rack=torus, rack_nodes=pod // devices, host=host
+    )
+
+
+def _tpu_host(*, gigabytes: float, memory: float, machine: str, known: bool = True) -> Host:
+    """Of TPUs whose host's memory is `gigabytes` a second away from each, each way, in a `machine` of `memory` GB."""
+    book = "How to Scale Your Model: 16 GB/s a chip each way of TPU v4, about 15 of v5, 32 of v6e"
+    link = _copies(gigabytes=gigabytes, title=book if known else f"by analogy; {book}")
+    return Host(
+        link=replace(
+            link,
+            efficiency=1.0,
+            sources={**link.sources, "efficiency": book, "host_bytes": machine, "host_bandwidth": "not published"},
+        ),
+        num_bytes=memory * GB,
+        bandwidth=None,
+    )
 
 
 @cache

@@ -217,7 +217,9 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
         "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
         "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
-        "xla": Software(**_XLA),
+        # windowed einsum is on for TPUs (DISABLE_COLLECTIVE_MATMUL in MaxText's benchmarks/xla_flags_library.py)
+        "xla": Software(pieces=True, **_XLA),
+        "xla-gpu": Software(**_XLA),
         "xla-2022": Software(fused_attention=False, **_XLA),
         # doc/en/install.md and modeling_internlm.py of InternLM/InternEvo: flash-attention 1.0.5, modules one by one
         "internevo": Software(

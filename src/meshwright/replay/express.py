@@ -15,7 +15,7 @@ from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
 from meshwright.replay.stacks import EIGHT_BIT, Stack
-from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.model import Mixture, ModelSpec
@@ -251,13 +251,22 @@ class _Reader:
         if known[text] is Sharding.NONE or data == 1:
             return Sharding.NONE, 1
         shard = data
+        if text == "3" and self.stack.copies_slices and _slice_of(machines) < machines.groups[0].num_devices:
+            text = self._assume("parameters divided in a slice and whole in every other, as MaxText has it", "hsdp")
         if text == "hsdp":
-            shard = machines.groups[0].devices_per_node
+            shard = self._shard_in_domain(machines)
         if group := re.search(r"zero1 group=([1-9]\d*)", self.run.text("extra")):
             shard = int(group[1])
         if data % shard:
             _refuse(f"{data} data ranks are not whole shard groups of {shard}")
         return known[text], shard
+
+    def _shard_in_domain(self, machines: ClusterSpec) -> int:
+        """Data ranks over which hybrid sharding divides: those of a node, and of a whole slice of TPUs."""
+        if machines.groups[0].device.kind is not DeviceKind.TPU:
+            return machines.groups[0].devices_per_node
+        others = (self.run.whole("tp") or 1) * (self.run.whole("cp") or 1) * (self.run.whole("pp") or 1)
+        return max(1, _slice_of(machines) // others)
 
     def _sequence_parallel(self) -> bool:
         said = self.run.is_yes("sp")
@@ -322,6 +331,12 @@ class _Reader:
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)
         return value
+
+
+def _slice_of(machines: ClusterSpec) -> int:
+    """Devices that one torus joins, as far as there are so many."""
+    group = machines.groups[0]
+    return min(group.rack_nodes or group.num_nodes, group.num_nodes) * group.devices_per_node
 
 
 def _between(bounds: Sequence[int], layers: int) -> list[int]:

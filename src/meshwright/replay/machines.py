@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 
 from meshwright.catalog.nodes import group_of
@@ -11,6 +12,7 @@ from meshwright.replay.runs import Run
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, NodeGroup
 
 _MEMORY_DIFFERS = 0.15
+_SLICES = re.compile(r"\b(\d+)\s*slices?\b|\bslices?\s*=\s*(\d+)", re.IGNORECASE)
 _TWO_DIES = {"MI250X-GCD": 128.0, "MI250-GCD": 128.0}  # GB of a board that holds two devices
 
 
@@ -53,7 +55,7 @@ def machines_of(run: Run, *, assumed: list[str]) -> Machines | str:
         assumed.append("stages lie on the machines in the order in which they are named, with equal batches")
     apart = islands(run.text("inter_link"))
     groups = [_group(kind, index=index, alone=len(kinds) == 1) for index, kind in enumerate(kinds)]
-    groups = [_in_segments(group, assumed=assumed) for group in groups]
+    groups = [_in_segments(_in_slices(run, group), assumed=assumed) for group in groups]
     if len(groups) == 1 and len(apart.each) > 1:
         groups = _divided(groups[0], parts=len(apart.each))
     return Machines(spec=_joined(run, groups, apart, assumed=assumed), devices=sum(kind.count for kind in kinds))
@@ -118,6 +120,15 @@ def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
         room = max(size for size in range(1, room + 1) if kind.count % size == 0)
         usual = group_of(kind.device.name, nodes_count=1, per_node=room, name=name)
     return replace(usual, num_nodes=-(-kind.count // room), device=_memory(kind))
+
+
+def _in_slices(run: Run, group: NodeGroup) -> NodeGroup:
+    """TPUs in as many slices as the row says, each a torus of its own: `2 slices` in `inter_link`, `slices=2`."""
+    said = _SLICES.search(f"{run.text('inter_link')}; {run.text('extra')}")
+    count = int(said[1] or said[2]) if said and group.device.kind is DeviceKind.TPU else 0
+    if not count or group.num_nodes % count:
+        return group
+    return replace(group, rack_nodes=group.num_nodes // count)
 
 
 def _in_segments(group: NodeGroup, *, assumed: list[str]) -> NodeGroup:

@@ -101,6 +101,7 @@ class _Reader:
             width=width,
             heads=self._heads(width),
             kv_heads=self.run.whole("kv_heads"),
+            head_dim=self.run.whole("head_dim"),
             hidden=self.run.whole("ffn"),
             vocab=self._vocab(),
             positions=self._length(),

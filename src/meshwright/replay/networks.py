@@ -69,7 +69,14 @@ def joined(run: Run, group: NodeGroup, *, link: str, gigabits: float | None) -> 
     kind = _kind(link, group)
     if not rate:
         return replace(group, nic=kind)
-    return replace(group, nic=replace(kind, bandwidth=rate / 8 * GB / group.nics))
+    made = replace(kind, bandwidth=rate / 8 * GB / group.nics)
+    if _over_sockets(made) and not made.staged:
+        made = replace(made, efficiency=ethernet(gigabits=rate, title=link).efficiency)
+    return replace(group, nic=made)
+
+
+def _over_sockets(link: Link) -> bool:
+    return "sockets" in link.sources.get("latency_seconds", "")
 
 
 def _by_generation(link: str, group: NodeGroup) -> float | None:
@@ -91,8 +98,7 @@ def _kind(link: str, group: NodeGroup) -> Link:
     remote, now = bool(_REMOTE.search(link)), group.nic
     if _HOST_DRIVEN.search(link):
         return omni_path(gigabits=now.bandwidth * 8 / GB, title=f"{link} (the source of the run)")
-    sockets = "sockets" in now.sources.get("latency_seconds", "")
-    if remote == (not sockets) or not (remote or _SLOW.search(link)):
+    if remote == (not _over_sockets(now)) or not (remote or _SLOW.search(link)):
         return now
     made, gigabits = network if remote else ethernet, now.bandwidth * 8 / GB
     return made(gigabits=gigabits, title=f"{link} (the source of the run)")

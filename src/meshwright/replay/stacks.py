@@ -70,7 +70,8 @@ class Stack:
         """The software of that name in the cost model."""
         if self._is_xla:
             fused = self._fuses(unless=self.has(_XLA_2022))
-            return "xla" if fused else "xla-2022"
+            young = "xla" if self._device.kind is DeviceKind.TPU else "xla-gpu"
+            return young if fused else "xla-2022"
         for name, software in _TORCH.items():
             if self.has((name,)):
                 return self._titan() if self.has(("torchtitan",)) else self._eager() if name == "fsdp" else software
@@ -115,6 +116,13 @@ class Stack:
         """torchtitan in a pipeline gathers parameters once a step and reduces gradients once (reshard_after_forward in
         its models/llama3/infra/parallelize.py, backward_maybe_with_nosync in torch's pipelining/stage.py)."""
         return self.has(("torchtitan",))
+
+    @property
+    def copies_slices(self) -> bool:
+        """MaxText divides parameters in a slice of TPUs and copies them to every other unless told to divide them over
+        all (configs/base.yml: dcn_data_parallelism is -1, dcn_fsdp_parallelism 1)."""
+        tpu = self._device.kind is DeviceKind.TPU
+        return tpu and self.has(("maxtext",)) and "dcn_fsdp" not in self._run.text("extra")
 
     @property
     def vocabulary_rows(self) -> int:

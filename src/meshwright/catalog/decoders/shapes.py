@@ -78,8 +78,8 @@ class LlamaStyle:
 class GptStyle:
     """Layer norm, learned positions, biases, two feed-forward matrices, tied head (GPT-2, GPT-3, 2005.14165).
 
-    `hidden` None is four times the width; `rotary_fraction` > 0 replaces the learned positions; `prefix` is that of
-    Attention.
+    `hidden` None is four times the width; `head_dim` None is width / heads; `rotary_fraction` > 0 replaces the learned
+    positions; `prefix` is that of Attention.
     """
 
     name: str
@@ -90,6 +90,7 @@ class GptStyle:
     positions: int = 1024
     hidden: int | None = None
     kv_heads: int | None = None
+    head_dim: int | None = None
     activation: Activation = Activation.GELU_TANH
     bias: bool = True
     tied: bool = True
@@ -103,8 +104,9 @@ class GptStyle:
         """The model. Raises ConfigError with every number that is not possible."""
         kv_heads = self.heads if self.kv_heads is None else self.kv_heads
         hidden = 4 * self.width if self.hidden is None else self.hidden
-        check_shape(self.layers, self.width, self.heads, kv_heads, None, hidden=hidden, vocab=self.vocab)
-        norm, head_dim = Norm(width=self.width, kind=NormKind.LAYER), self.width // self.heads
+        check_shape(self.layers, self.width, self.heads, kv_heads, self.head_dim, hidden=hidden, vocab=self.vocab)
+        norm = Norm(width=self.width, kind=NormKind.LAYER)
+        head_dim = self.head_dim or self.width // self.heads
         learned = self.rotary_fraction == 0.0
         mixer = Attention(
             width=self.width,
