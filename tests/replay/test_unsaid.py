@@ -197,7 +197,7 @@ def test_rows_priced_together_are_those_priced_alone():
 
 
 def test_llama_3_interleaved_its_stages_and_a_policy_of_maxtext_keeps_products():
-    stages = {**DENSE, "framework": "Llama 3", "tp": "1", "pp": "4", "schedule": "", "vpp": ""}
+    stages = {**DENSE, "framework": "Llama 3", "tp": "1", "pp": "4", "dp": "", "schedule": "", "vpp": ""}
     assert "as many stages on a rank as are predicted fastest" in express(row(**stages)).assumed
     other = express(row(**stages | {"framework": "Megatron-Core"}))
     assert "as many stages on a rank as are predicted fastest" not in other.assumed
