@@ -69,6 +69,23 @@ def crossing(groups: int, *, software: str) -> float:
     return line.seconds
 
 
+def test_a_token_goes_once_to_a_rank_that_holds_several_of_its_experts() -> None:
+    """Eight of 32 experts on eight ranks of a node: 5.25 ranks and not 8."""
+    layout = designs.Layout(
+        replicate=8, batch=65536, microbatch=8192, precision=Precision.BF16, experts=ExpertGrid(expert=8)
+    )
+    entry = designs.design(mixed(8), layout)
+    entry = replace(entry, cluster=MACHINES, plan=replace(entry.plan, cluster=MACHINES.name))
+
+    def sent(software: str) -> float:
+        line = predict(replace(entry, job=replace(entry.job, software=software))).step.find(LineName.EXPERTS)
+        assert line is not None
+        return line.seconds
+
+    share = sent("megatron-core-deepep") / sent("megatron-core")
+    assert share == pytest.approx(1 - (7 / 8) ** 8, rel=0.1)  # and the delays of messages, which are as long
+
+
 def test_groups_of_experts_keep_a_token_on_fewer_nodes() -> None:
     """A token sent to a node once, and from there to its experts (2412.19437): fewer nodes are fewer copies."""
     assert crossing(8, software="megatron-core-deepep") < 0.95 * crossing(1, software="megatron-core-deepep")

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import nodes
 from meshwright.cost.compute import part_seconds, quantize_bytes, rates
-from meshwright.cost.operators import ATTENTION, HEAD, MIXTURE, RECURRENCE, block_work
+from meshwright.cost.mixture_work import MIXTURE
+from meshwright.cost.operators import ATTENTION, HEAD, RECURRENCE, block_work
 from meshwright.cost.products import product_seconds
 from meshwright.cost.software import SOFTWARE
 from meshwright.cost.table import PRECISIONS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.replay import words
 from meshwright.replay.express import express
 from meshwright.replay.pricing import priced
 from meshwright.replay.published import replay, replay_all
@@ -193,3 +194,11 @@ def test_rows_priced_together_are_those_priced_alone():
     runs = [row(**DENSE | {"mbs": mbs, "gbs": gbs}) for mbs, gbs in (("1", "256"), ("2", "512"))]
     runs += [row(**DENSE, dp="3"), row(**DENSE, recompute="full")]
     assert replay_all(runs) == [replay(run) for run in runs]
+
+
+def test_llama_3_interleaved_its_stages_and_a_policy_of_maxtext_keeps_products():
+    stages = {**DENSE, "framework": "Llama 3", "tp": "1", "pp": "4", "dp": "", "schedule": "", "vpp": ""}
+    assert "as many stages on a rank as are predicted fastest" in express(row(**stages)).assumed
+    other = express(row(**stages | {"framework": "Megatron-Core"}))
+    assert "as many stages on a rank as are predicted fastest" not in other.assumed
+    assert words.recompute("save_dot_with_context_except_mlp") == "selective"

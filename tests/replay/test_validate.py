@@ -118,6 +118,7 @@ def test_recipes_that_a_stack_ships_fill_what_a_source_leaves_open() -> None:
         ({"framework": "InternEvo (Hybrid Zero)", "flash": "yes"}, "internevo"),
         ({"framework": "torchtitan (FSDP2)", "compile": "yes"}, "torch-2024-compiled"),
         ({"framework": "torchtitan (FSDP2)", "compile": "no"}, "torch-2024"),
+        ({"framework": "NeMo AutoModel (PyTorch FSDP2)"}, "automodel"),
         ({"framework": "NeMo/Megatron-Core", "flash": "yes"}, "nemo"),
         ({"framework": "Megatron-Bridge", "flash": "", "extra": "dispatcher=deepep"}, "megatron-bridge-deepep"),
         ({"framework": "HAI-LLM", "flash": "yes"}, "megatron-core-deepep-overlap"),

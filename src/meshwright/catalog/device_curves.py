@@ -100,12 +100,13 @@ HOPPER = Generation(
             forward=0.40, backward=0.32, forward_half=235, backward_half=91, block=128
         ),
         AttentionKernel.NATIVE: AttentionShare(
-            forward=0.69, backward=0.54, forward_half=235, backward_half=91, block=128
+            forward=0.69, backward=0.54, forward_half=235, backward_half=91, block=128, half_dim=33
         ),
     },
     attention_source="2407.08608: the second version reaches 35 % of peak on H100, the third up to 75 %, causal less; "
     "the first in proportion to A100; shares of causal attention taken from that, not measured; blocks as on A100 in "
-    "proportion to the multiprocessors",
+    "proportion to the multiprocessors; heads of 64 features reach 0.83 of the FLOP/s of 128 (causal prefill of more "
+    "than 1 ms in three engines' tables, aiconfigurator 0.12.0)",
     tiles=MatrixTiles(
         units=132, sizes=_TILES, load=23.2, depth=97, step=64, tail=0.65, store=0.157, misaligned=_MISALIGNED
     ),
@@ -120,6 +121,9 @@ HOPPER = Generation(
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
     failure_source="Llama 3, 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 H100",
 )
+_BLACKWELL_NATIVE = AttentionShare(
+    forward=0.55, backward=0.45, forward_half=370, backward_half=124, block=128, half_dim=149
+)
 BLACKWELL = Generation(
     measured="B200",
     beside=("B300", "GB200", "GB300"),
@@ -131,12 +135,11 @@ BLACKWELL = Generation(
     attention={
         AttentionKernel.FLASH_1: AttentionShare(forward=0.10, backward=0.08),
         AttentionKernel.FLASH_2: AttentionShare(forward=0.155, backward=0.13),
-        AttentionKernel.NATIVE: AttentionShare(
-            forward=0.55, backward=0.45, forward_half=370, backward_half=124, block=128
-        ),
+        AttentionKernel.NATIVE: _BLACKWELL_NATIVE,
     },
     attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
-    "tokens; older kernels at their FLOP/s on H100",
+    "tokens; older kernels at their FLOP/s on H100; heads of 64 features reach 0.65 of the FLOP/s of 128 (causal "
+    "prefill of more than 1 ms in three engines' tables, aiconfigurator 0.12.0)",
     tiles=MatrixTiles(
         units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.157, cold=0.786, misaligned=_MISALIGNED
     ),
@@ -155,6 +158,23 @@ BLACKWELL = Generation(
         **dict.fromkeys((Precision.MXFP8, Precision.FP8_BLOCK), 13.10 / 7.16),
         Precision.NVFP4: 13.10 / 3.764,
     },
+)
+# Blackwell Ultra has twice the exponentials a clock (NVIDIA). Backward computes those of forward again.
+_ULTRA_FORWARD = 1.25
+_SAVED = (1.0 - 1.0 / _ULTRA_FORWARD) / _BLACKWELL_NATIVE.forward  # of the time of forward's two products at the peak
+_ULTRA_BACKWARD = 1.0 / (1.0 - _SAVED * _BLACKWELL_NATIVE.backward / 2.5)
+BLACKWELL_ULTRA = replace(
+    BLACKWELL,
+    attention={
+        **BLACKWELL.attention,
+        AttentionKernel.NATIVE: replace(
+            _BLACKWELL_NATIVE,
+            forward=_BLACKWELL_NATIVE.forward * _ULTRA_FORWARD,
+            backward=_BLACKWELL_NATIVE.backward * _ULTRA_BACKWARD,
+        ),
+    },
+    attention_source=f"{BLACKWELL.attention_source}; by heads of 128 features B300 and GB300 are 1.16 to 1.35 times as "
+    "fast in it as B200 and GB200 (1.25 here); backward, not measured, saves as much time",
 )
 _OLDER_CURVE = MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0)
 _OLDER_TILES = MatrixTiles(

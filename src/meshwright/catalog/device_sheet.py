@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright.catalog.device_curves import AMPERE, BLACKWELL, Generation
+from meshwright.catalog.device_curves import AMPERE, BLACKWELL, BLACKWELL_ULTRA, Generation
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, MatrixTiles, Precision
 
 GIB = 2.0**30
@@ -51,7 +51,7 @@ class Sheet:
     @property
     def peaks(self) -> dict[Precision, float]:
         """By precision; scales for rows and blocks of elements take nothing from the peak of eight bits."""
-        scaled = self.fp8 if self.generation is BLACKWELL else None
+        scaled = self.fp8 if self.generation in (BLACKWELL, BLACKWELL_ULTRA) else None
         own = {precision: getattr(self, precision.value, None) for precision in Precision}
         peaks = own | {
             Precision.FP8_ROW: self.fp8,

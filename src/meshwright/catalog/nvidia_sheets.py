@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.catalog.device_curves import AMPERE, BLACKWELL, HOPPER, OLDER, PASCAL, TURING, VOLTA
+from meshwright.catalog.device_curves import AMPERE, BLACKWELL, BLACKWELL_ULTRA, HOPPER, OLDER, PASCAL, TURING, VOLTA
 from meshwright.catalog.device_sheet import Sheet
 
 _H100 = Sheet(
@@ -278,10 +278,19 @@ NVIDIA = (
         fp32=60,
         fp64=30,
     ),
-    _B200.variant(name="B300", title="NVIDIA HGX B300 data sheet", memory_gib=268, watts=1100, nvfp4=13500, fp64=1.2),
+    _B200.variant(
+        name="B300",
+        title="NVIDIA HGX B300 data sheet",
+        generation=BLACKWELL_ULTRA,
+        memory_gib=268,
+        watts=1100,
+        nvfp4=13500,
+        fp64=1.2,
+    ),
     _GB200.variant(
         name="GB300",
         title="NVIDIA GB300 NVL72 data sheet, one GPU of 72",
+        generation=BLACKWELL_ULTRA,
         memory_gib=277,
         watts=1400,
         nvfp4=15000,

@@ -22,6 +22,7 @@ _DROPPED = 2.0  # passes over scores that drop some out: read and written, besid
 _PLAIN_SOFTMAX = (6.0, 5.0)  # elements of scores moved forward and backward by three passes in half precision
 _WIDE_SOFTMAX = (18.0, 20.0)  # by five passes in fp32, counted in elements of half precision
 _NARROW = 0.45  # of the keys: a causal mask shows half of them, so less is a window
+_WIDE_HEAD = 128.0  # features of the heads whose attention was measured
 _BACKWARD_PRODUCTS = 2.5  # a fused backward computes the scores again: five products for two
 
 
@@ -54,6 +55,7 @@ class Attention:
     """FLOP/s of the scores' part forward and backward by wide heads, and the head width that reaches half of them.
 
     Kernels work on `block` rows of `length` at a time; `forward_half` and `backward_half` blocks reach half the rates.
+    `narrow` is that head width where the rates are of heads of 128 features.
     """
 
     forward: FloatArray
@@ -63,6 +65,7 @@ class Attention:
     backward_half: float
     block: int
     length: int
+    narrow: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,6 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
     Raises ConfigError when it has no peak for a precision in use.
     """
     used = _used(device, precision)
-    curves = [_curve(device, entry) if entry in used else _FLAT for entry in PRECISIONS]
     attention = [_attention(device, entry, length=length, software=software) for entry in PRECISIONS]
 
     def pick(values: list[float]) -> FloatArray:
@@ -115,26 +117,24 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
     itemsize = activation_bytes(precision)
     bandwidth = device.memory_bandwidth * device.memory_fraction
 
-    def products(peaks: list[float], sizes: list[float]) -> ProductRates:
+    def products(entries: list[Precision]) -> ProductRates:
+        """Of products in `entries`, one a precision of the layers."""
+        whole = zip(PRECISIONS, entries, strict=True)
+        curves = [_curve(device, entry) if layers in used else _FLAT for layers, entry in whole]
         return ProductRates(
-            achieved=pick(peaks) * pick([curve.fraction for curve in curves]),
+            achieved=pick([_peak(device, entry) for entry in entries]) * pick([curve.fraction for curve in curves]),
             half_m=pick([curve.half_m for curve in curves]),
             half_n=pick([curve.half_n for curve in curves]),
             half_k=pick([curve.half_k for curve in curves]),
             bandwidth=bandwidth,
-            operand=pick(sizes),
+            operand=pick([entry.operand_bytes for entry in entries]),
             result=itemsize,
             tiles=device.tiles,
         )
 
     return Rates(
-        products=products(
-            [_peak(device, entry) for entry in PRECISIONS], [entry.operand_bytes for entry in PRECISIONS]
-        ),
-        head=products(
-            [_peak(device, _unquantized(entry)) for entry in PRECISIONS],
-            [_unquantized(entry).operand_bytes for entry in PRECISIONS],
-        ),
+        products=products(list(PRECISIONS)),
+        head=products([_unquantized(entry) for entry in PRECISIONS]),
         vector_peak=pick([_vector_peak(device, entry) for entry in PRECISIONS]),
         quantize=pick([quantize_bytes(entry)[0] for entry in PRECISIONS]),
         quantize_gradient=pick([quantize_bytes(entry)[1] for entry in PRECISIONS]),
@@ -145,6 +145,7 @@ def rates(device: DeviceSpec, *, precision: IntArray, length: int, software: Sof
             forward_half=share.forward_half,
             backward_half=share.backward_half,
             block=0 if device.attention_rates else share.block,
+            narrow=0.0 if device.attention_rates else share.half_dim,
             length=length,
         ),
         bandwidth=bandwidth,
@@ -206,7 +207,8 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
     for product in part.products:
         m, n, k = product.m, product.n, product.k
         if not head:
-            forward = forward + rates.quantize * product.count * m * k / rates.bandwidth
+            inputs = product.inputs if software.quantizes_once else product.count
+            forward = forward + rates.quantize * inputs * m * k / rates.bandwidth
             backward = backward + rates.quantize_gradient * product.count * m * n / rates.bandwidth
         least = np.where(np.asarray(product.together) > 1.0, software.expert_seconds, 0.0)
         once = partial(product_seconds, together=software.experts_together(product.together), least=least)
@@ -266,6 +268,8 @@ def _score_seconds(part: PartWork, *, rates: Rates, software: Software) -> tuple
     flops = part.score_flops + np.zeros_like(rates.itemsize)
     if part.score_dim:
         flops = flops * (1.0 + rates.attention.half_dim / part.score_dim)
+        narrow = min(part.score_dim, _WIDE_HEAD)
+        flops = flops * (1.0 + rates.attention.narrow / narrow) / (1.0 + rates.attention.narrow / _WIDE_HEAD)
     return _fused_seconds(part, flops, rates.attention)
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from meshwright.cost.block_bytes import width_of
 from meshwright.cost.compute import PassSeconds
 from meshwright.cost.grid_rows import on_grids
+from meshwright.cost.met import Routed, met
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Traffic, Way, late_beside
 from meshwright.cost.scales import with_scales
@@ -262,36 +263,32 @@ def _expert_seconds(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds and bytes of a pass there and back: tokens to experts, gathered by the ranks that divide them, and back.
 
-    Backward takes as long: gradients go the same ways (2504.14960). A token sent `once` to a node is handed on there:
-    of n nodes that k experts are drawn from evenly, n (1 - (1 - 1/n)^k) hold one of them; those n are the nodes of the
-    groups that it may choose in, where experts are in groups (2412.19437). Where all ranks gather all tokens, a token
-    travels once, whatever the experts that chose it, and sums are scattered.
+    Backward takes as long: gradients go the same ways (2504.14960). A token sent `once` goes once to each rank that
+    holds an expert of its, and between nodes once to a node, which hands it on (DeepEP). Where all ranks gather all
+    tokens, a token travels once, whatever the experts that chose it, and sums are scattered.
     """
     if not any(np.any(part.dispatched) for part in works):
         return np.zeros(len(inverse)), np.zeros(len(inverse))
     sent, whole = (_rows((getattr(part, name) for part in works), inverse) for name in ("dispatched", "regathered"))
     routed = max(works, key=lambda part: part.copies)
-    there, copies = links.dispatch.seconds(sent, calls=1.0), routed.copies
+    copies, chosen = routed.copies, sent
     if once:
-        spread = _drawn(links.nodes, routed.chosen_groups)
-        nodes = np.where(links.nodes < routed.groups, spread, links.nodes * routed.chosen_groups / routed.groups)
-        met = _drawn(np.maximum(nodes, 1.0), copies) / copies
-        handed = links.dispatch.seconds(sent * met) + links.forward.seconds(sent)
+        how = Routed(routed.copies, routed.groups, routed.chosen_groups)
+        nodes, ranks = (met(places, how) for places in (links.nodes, np.maximum(table.expert, 1.0)))
+        sent = chosen * ranks
+    there = links.dispatch.seconds(sent, calls=1.0)
+    if once:
+        handed = links.dispatch.seconds(chosen * nodes) + links.forward.seconds(sent)
         there = np.where(links.nodes > 1.0, np.minimum(there, handed), there)
     found = 2.0 * there + links.gather.seconds(whole) + links.scatter.seconds(whole)
     gathers = table.dispatch == _GATHERED
     if gathers.any():
-        every = sent / copies * table.expert
+        every = chosen / copies * table.expert
         both = every * table.expert_tensor
         gathered = links.gather_tokens.seconds(every) + links.scatter_tokens.seconds(every)
         found = np.where(gathers, gathered + links.gather.seconds(both) + links.scatter.seconds(both), found)
         sent = np.where(gathers, every, sent)
     return np.where(sent > 0.0, found, 0.0), 2.0 * sent
-
-
-def _drawn(nodes: FloatArray, times: float) -> FloatArray:
-    """How many of `nodes` are met in so many draws of one of them."""
-    return np.asarray(nodes * (1.0 - (1.0 - 1.0 / nodes) ** times), dtype=np.float64)
 
 
 def _rows(values: Iterable[FloatArray | float], inverse: IndexArray) -> FloatArray:

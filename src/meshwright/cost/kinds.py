@@ -13,9 +13,11 @@ from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
 from meshwright.cost.grid_rows import grid_dims, held_on_grids
+from meshwright.cost.host_time import host_extra
 from meshwright.cost.layouts import Backward, Kind
+from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.offload import carried
-from meshwright.cost.operators import MIXTURE, block_work
+from meshwright.cost.operators import block_work
 from meshwright.cost.overlap import Slack
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
@@ -26,7 +28,6 @@ from meshwright.schedule import written
 from meshwright.schedule.build import SPLIT
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import Block, Layer
 from meshwright.spec.plan import Sharding
 
 IndexArray = npt.NDArray[np.intp]
@@ -190,6 +191,8 @@ def operator_sizes(
         dropout=software.dropout,
         unfused=not software.fused_attention,
         loss_kernel=software.loss_kernel,
+        dispatches_once=software.dispatches_once,
+        biases_apart=software.expert_biases_apart,
     )
 
 
@@ -293,7 +296,7 @@ def _pass_seconds(
     row, block, trains = combination.rows, kind.block, kind.backward is Backward.WHOLE
     works, passes, exchange, parameters = priced.works, priced.passes, priced.exchange, priced.parameters
     casts = parameters * cast_bytes(table, software=software)
-    extra = _host_extra(block, table, device=device, software=software)
+    extra = host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     cpu = device.kind is DeviceKind.CPU
     starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
@@ -388,13 +391,3 @@ def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: b
         return Timed(work=work + host, stall=np.zeros_like(work + host))
     stall = np.maximum(host - tensor - work, 0.0)
     return Timed(work=work + np.zeros_like(stall), stall=stall)
-
-
-def _host_extra(block: Block, table: PlanTable, *, device: DeviceSpec, software: Software) -> FloatArray:
-    """Host seconds per layer and pass that no kernel explains: measured on the device, else the software's."""
-    if not isinstance(block, Layer):
-        return np.zeros(len(table))
-    extra = np.where(table.tensor > 1, device.tensor_layer_seconds, 0.0)
-    extra += device.layer_seconds or software.host_seconds(device.kind)
-    extra += np.where(table.context > 1, device.context_layer_seconds, 0.0)
-    return np.asarray(extra + np.where(table.sharding > 0, device.shard_layer_seconds, 0.0), dtype=np.float64)

@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.cost.blockwise_work import with_meetings
 from meshwright.cost.copied_heads import beside_even_share
 from meshwright.cost.heaviest import heaviest_rank
+from meshwright.cost.mixture_work import entering, mixture_work
 from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
 from meshwright.cost.thin import thin_matrices, thin_work
 from meshwright.cost.vocabulary import first_rows
@@ -22,7 +23,6 @@ from meshwright.spec.model import (
     LatentAttention,
     Layer,
     Mixer,
-    Mixture,
     QueryKeyNorm,
     Recurrence,
     Transform,
@@ -35,7 +35,6 @@ EMBEDDING = "embedding"
 ATTENTION = "attention"
 RECURRENCE = "recurrence"
 FEED_FORWARD = "feed forward"
-MIXTURE = "mixture"
 HEAD = "head and loss"
 
 _CHUNK = 256.0  # tokens that Mamba-2 scans at once
@@ -109,7 +108,7 @@ def _mask_bytes(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:
 
 
 def _transform(part: Transform, sizes: Sizes) -> PartWork:
-    return _feed_forward(part, sizes) if isinstance(part, FeedForward) else _mixture(part, sizes)
+    return _feed_forward(part, sizes) if isinstance(part, FeedForward) else mixture_work(part, sizes)
 
 
 def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartWork:
@@ -144,7 +143,9 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         parameters=own + replicated,
         products=(
             Product(m=m, n=query, k=w, of=("query",)),
-            Product(m=m * mixer.keys, n=key, k=w, count=keys, of=("key", "value")[: int(keys)]),
+            Product(
+                m=m * mixer.keys, n=key, k=w, count=keys, of=("key", "value")[: int(keys)], shared=mixer.keys == 1.0
+            ),
             Product(m=m, n=w, k=query, of=("output",)),
         ),
         score_flops=score_flops,
@@ -281,7 +282,7 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
         name=FEED_FORWARD,
         parameters=own / t + replicated,
         products=(
-            Product(m=m, n=h, k=w, count=2.0 if part.gated else 1.0, of=_entering(part)),
+            Product(m=m, n=h, k=w, count=2.0 if part.gated else 1.0, of=entering(part)),
             Product(m=m, n=w, k=h, of=("down",)),
         ),
         traffic=m * (e * ((5.0 if part.gated else 2.0) * h + residual) + dropped),
@@ -289,70 +290,6 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
         kernels=6.0 if part.gated else 4.0,
         exchanges=PAIR,
         closes=part.post_norm is None,
-    )
-
-
-def _entering(part: FeedForward, before: str = "") -> tuple[str, ...]:
-    """Matrices whose product is the hidden features."""
-    return (f"{before}gate", f"{before}up") if part.gated else (f"{before}up",)
-
-
-def _mixture(part: Mixture, sizes: Sizes) -> PartWork:
-    """Tokens spread evenly over the experts.
-
-    Without a grid of experts every device holds a slice of every expert, and tokens stay where they are. With one, a
-    tensor rank sends its share of the tokens to their experts, whose tensor ranks gather what they are sent.
-    """
-    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
-    grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
-    slices = np.where(grid, sizes.expert_tensor, t)
-    holders = np.where(grid, sizes.expert, 1.0)
-    w, h = sizes.zeros + part.width, part.hidden / slices
-    experts = part.experts / holders
-    copies = part.top_k * part.routing.kept_share
-    routed = m * copies * slices / t
-    active = np.minimum(experts, routed)
-    rows = routed / active
-    products = [
-        Product(m=m / np.where(grid, t, 1.0), n=sizes.zeros + part.experts, k=w),
-        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0), together=active),
-        Product(m=rows, n=w, k=h, count=active, together=active),
-    ]
-    replicated = float(part.width * part.experts + part.gate_parameters + part.extra_parameters)
-    replicated += part.width if part.shared_gate else 0
-    biases = float(part.experts * part.width if part.expert_bias else 0)
-    traffic = e * (routed * (8.0 * w + (5.0 if part.gated else 2.0) * h) + 3.0 * m * w / sizes.split)
-    normed = m / np.where(grid, t, 1.0) * len(part.inner_norms)
-    traffic, normed = traffic + 2.0 * e * normed * w, e * normed * w
-    matrices = float(part.experts * part.expert_parameters) - biases
-    own = part.parameters - norm_parameters(part) - replicated - biases - matrices
-    on_grid = matrices / (slices * holders) + biases / holders
-    if part.shared is not None:
-        shared = part.shared.hidden / t
-        products += [
-            Product(m=m, n=shared, k=w, count=2.0 if part.shared.gated else 1.0, of=_entering(part.shared, "shared.")),
-            Product(m=m, n=w, k=shared, of=("shared.down",)),
-        ]
-        traffic = traffic + e * m * (5.0 * shared + w)
-        if part.shared_gate:
-            products.append(Product(m=m, n=sizes.zeros + 1.0, k=w))
-    sent = np.where(grid, e * m / t * copies * w, 0.0)
-    return PartWork(
-        name=MIXTURE,
-        parameters=own / t + replicated + on_grid,
-        products=tuple(products),
-        traffic=traffic,
-        backward_traffic=2.0 * traffic - normed,
-        kernels=24.0 + 2.0 * len(part.inner_norms) + (2.0 if part.expert_scale else 0.0),
-        exchanges=PAIR,
-        closes=part.shared is not None and not part.shared_gate and part.post_norm is None,
-        expert_parameters=on_grid,
-        dispatched=sent,
-        copies=copies,
-        groups=float(part.routing.groups),
-        chosen_groups=float(part.routing.chosen_groups),
-        regathered=np.where(grid, e * routed * w, 0.0),
-        exchanged=np.where(grid & (part.shared is None), 0.0, 1.0),
     )
 
 
@@ -391,7 +328,9 @@ def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
     """Bytes per logit forward and backward: of one kernel each, of every operator where eager, else of a few passes."""
     e = sizes.itemsize
     if sizes.loss_kernel is not None:
-        return e + sizes.loss_kernel.metrics * (sizes.casts + 2.0 * sizes.wide), 2.0 * e
+        return (3.0 if sizes.loss_kernel.early else 1.0) * e + sizes.loss_kernel.metrics * (
+            sizes.casts + 2.0 * sizes.wide
+        ), 2.0 * e
     if not sizes.eager:
         return 2.0 * e + 16.0, 2.0 * e + 12.0
     return e + sizes.casts + 5.0 * sizes.wide, e + sizes.casts + 7.0 * sizes.wide

@@ -60,7 +60,8 @@ class Software:
     again ends before the last product whose result backward does not need (pytorch/pytorch 96866, since 2.1; XLA leaves
     out what nothing reads). `shard_copies`: what sharding copies on the device itself. `loss_kernel`: what works
     out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
-    scale before every product (cost/scales.py), as our own runtime does.
+    scale before every product (cost/scales.py), as our own runtime does. `expert_biases_apart`: the bias of what an
+    expert gives is scaled by the router's weights and added expert by expert (TEGroupedMLP._apply_bias).
     """
 
     fused_attention: bool = True
@@ -104,6 +105,12 @@ class Software:
     shard_copies: ShardCopies = ShardCopies.UNITS
     loss_kernel: LossKernel | None = None
     agrees_on_scales: bool = False
+    expert_biases_apart: bool = False
+
+    @property
+    def quantizes_once(self) -> bool:
+        """Matrices that meet the same input are one (Transformer Engine's fused projections)."""
+        return not self.eager
 
     def experts_together(self, experts: FloatArray | float) -> FloatArray | float:
         """How many of `experts` share the device's units."""
@@ -138,6 +145,7 @@ _MEGATRON: Mapping[str, Any] = {
     "eager": False,
     "expert_streams": 4,  # Transformer Engine's grouped linear
     "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
+    "expert_biases_apart": True,
     "keeps_copies": True,
     "fused_loss": False,
     "stops_early": False,  # a checkpoint of its own, whose backward is that of the whole layer run again
@@ -177,7 +185,8 @@ _COMPILED: Mapping[str, Mapping[str, Any]] = {
     "-async": {"compiled": True, "pieces": True},
 }
 _NEMO: Mapping[str, Any] = {**_CORE, "pieces": True}
-_BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True}
+# its recipes ask for Transformer Engine's loss (cross_entropy_fusion_impl in scripts/performance/utils/overrides.py)
+_BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True, "loss_kernel": LossKernel(early=True)}
 _XLA: Mapping[str, Any] = {
     "shard_copies": ShardCopies.NONE,
     "eager": False,
@@ -209,6 +218,8 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             f"torch-2025{name}": Software(**{**_TITAN, "attention_kernel": AttentionKernel.NATIVE}, **how)
             for name, how in _COMPILED.items()
         },
+        # NeMo AutoModel: FSDP2 of modules of Transformer Engine, and DeepEP (docs/performance-summary.mdx)
+        "automodel": Software(dispatches_once=True, fused_loss=False, selects_operators=True),
         "megatron-2021": Software(**_UNFUSED),
         "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),

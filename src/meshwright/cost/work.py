@@ -15,9 +15,12 @@ class LossKernel:
     """One kernel reads logits for the loss, and one reads them for their gradients (flash-attn's xentropy).
 
     `metrics` times more the loss is worked out in fp32, operator by operator and without gradients, to be reported.
+    `early`: gradients are written with the loss, after a pass of their own over the logits, and scaled in backward
+    (Transformer Engine's cross_entropy.py).
     """
 
     metrics: int = 0
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,8 @@ class Sizes:
     dropout: bool = False
     unfused: bool = False
     loss_kernel: LossKernel | None = None
+    dispatches_once: bool = False
+    biases_apart: bool = False
 
     @property
     def wide(self) -> FloatArray:
@@ -122,7 +127,7 @@ class Product:
     """A forward product (m, k) x (k, n), `count` times over; its backward is (m, n) x (n, k) and (k, m) x (m, n).
 
     `together` of them share the device's units: the experts of a mixture. `of` are the names in their part of matrices
-    that may be products of two thin ones.
+    that may be products of two thin ones. Its input is `shared` with the product before it.
     """
 
     m: FloatArray
@@ -131,6 +136,12 @@ class Product:
     count: FloatArray | float = 1.0
     together: FloatArray | float = 1.0
     of: tuple[str, ...] = ()
+    shared: bool = False
+
+    @property
+    def inputs(self) -> FloatArray | float:
+        """How many inputs (m, k) no product before has had: one of each expert, however many matrices it meets."""
+        return 0.0 if self.shared else self.together
 
     @property
     def flops(self) -> FloatArray:

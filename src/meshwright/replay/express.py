@@ -219,7 +219,8 @@ class _Reader:
         return microbatch, count
 
     def _schedule(self, pipeline: int) -> tuple[ScheduleKind, int]:
-        name, chunks = words.pipeline_schedule(self.run.text("schedule")), self.run.whole("vpp") or 1
+        chunks = self.run.whole("vpp") or 1
+        name = words.pipeline_schedule(self.run.text("schedule")) or self.stack.usual_schedule
         if name not in _SCHEDULES:
             _refuse(f"the schedule {name} is not known")
         if name == "dualpipe":

@@ -46,6 +46,7 @@ _TORCH = {
     "fsdp1": "torch-2024",
     "torchtitan": "torch-2024",
     "torchtune": "torch-2024",
+    "automodel": "automodel",
     "fsdp": "torch",
 }
 _MEGATRON = (
@@ -114,8 +115,14 @@ class Stack:
     @property
     def keeps_gathered(self) -> bool:
         """torchtitan in a pipeline gathers parameters once a step and reduces gradients once (reshard_after_forward in
-        its models/llama3/infra/parallelize.py, backward_maybe_with_nosync in torch's pipelining/stage.py)."""
-        return self.has(("torchtitan",))
+        its models/llama3/infra/parallelize.py, backward_maybe_with_nosync in torch's pipelining/stage.py), and so do
+        NeMo AutoModel's benchmarks (reshard_after_forward in its examples/llm_benchmark)."""
+        return self.has(("torchtitan", "automodel"))
+
+    @property
+    def usual_schedule(self) -> str:
+        """What its pipelines do where a run does not say: Llama 3's stages were interleaved (2407.21783, 3.3.2)."""
+        return "interleaved-1f1b" if self.has(("llama 3",)) else ""
 
     @property
     def copies_slices(self) -> bool:
@@ -172,7 +179,7 @@ class Stack:
         return self._assume("gradients in bf16", Precision.BF16) if tuned else Precision.FP32
 
     def has(self, names: Sequence[str]) -> bool:
-        framework = self._run.text("framework").lower()
+        framework = self._run.text("framework").lower().replace("nemo automodel", "automodel")  # torch, no Megatron
         return any(name in framework for name in names)
 
     def _model_parallel(self) -> bool:

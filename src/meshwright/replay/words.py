@@ -48,7 +48,17 @@ _RECOMPUTES: Mapping[str, str] = {
     **dict.fromkeys(("yes", "on", "true", "uniform", "all", "checkpointing", "checkpoint", "layer"), "full"),
     **dict.fromkeys(("block", "remat", "granular", "nothing_saveable", "full-uniform", "full-block"), "full"),
     **dict.fromkeys(("attention", "attn", "core_attn", "core-attn", "sac", "op", "per-op"), "selective"),
-    **dict.fromkeys(("minimal", "save_qkv_proj", "save_dot_except_mlp", "checkpoint_dots", "dots"), "selective"),
+    **dict.fromkeys(
+        (
+            "minimal",
+            "save_qkv_proj",
+            "save_dot_except_mlp",
+            "save_dot_with_context_except_mlp",
+            "checkpoint_dots",
+            "dots",
+        ),
+        "selective",
+    ),
 }
 _SCHEDULES: Mapping[str, str] = {
     **dict.fromkeys(("none", "no", "dapple", "pipedreamflush", "pipedream1f1b", "non-interleaved"), "1f1b"),

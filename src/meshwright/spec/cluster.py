@@ -141,7 +141,8 @@ class AttentionShare:
     """Shares of the peak that the scores' part reaches, forward and backward, counted as in DeviceSpec.
 
     With a `block` of rows and columns, those are the shares of many blocks that no mask cuts; `forward_half` and
-    `backward_half` blocks in all reach half of them.
+    `backward_half` blocks in all reach half of them. They are of heads of 128 features: narrower ones of d reach
+    d / (d + `half_dim`) of what all would, for the softmax costs the same whatever a head's width.
     """
 
     forward: float
@@ -149,6 +150,7 @@ class AttentionShare:
     forward_half: float = 0.0
     backward_half: float = 0.0
     block: int = 0
+    half_dim: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
