@@ -49,7 +49,7 @@ def test_an_option_that_would_do_nothing_is_refused(words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("where", "told"),
-    [("ssh:", "ssh:ONE,TWO names two"), ("64xNothing", "Nothing"), ("ssh:no.such.host.", "no address")],
+    [("ssh:", "ssh:ONE,TWO names two"), ("64xNothing", "Nothing"), ("ssh:no.such.host.", "cannot be entered over ssh")],
 )
 def test_what_is_no_lab_is_told(where: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", where, "--", "true"]) in (ExitCode.USAGE, ExitCode.ENVIRONMENT)

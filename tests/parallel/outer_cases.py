@@ -133,8 +133,11 @@ def resumed(design: Design, folder: str, at: int, steps: int, begun: int = 0) ->
         unbroken.outer.begin(begun)
     for number in range(begun + 1, at + 1):
         unbroken.step(number)
+    # Both have the same groups, over which what goes on when it has arrived would be in another order on each rank.
+    unbroken.outer.drain()
     again = Worker(design)
     again.step(steps + 7)
+    again.outer.drain()
     return goes_on_alike(unbroken, again, folder=Path(folder), at=at, steps=steps)
 
 

@@ -204,10 +204,9 @@ def test_what_is_left_is_what_the_cost_model_counts(pool: Pool, layout: Layout, 
     assert all(left == told for left in pool.run(compress_cases.bytes_left, entry, ranks=layout.ranks))
     # ZeRO-1 is fullest at another moment once residuals are there, so that its peaks differ by more than these.
     if layout.sharding is not Sharding.OPTIMIZER:
-        plain, compressed = (
-            predict(with_speed(each)).memory[0].parts[MemoryPart.GRADIENTS] for each in (design(TINY, layout), entry)
-        )
-        assert compressed - plain == told
+        plain, compressed = (predict(with_speed(each)).memory[0].parts for each in (design(TINY, layout), entry))
+        assert compressed[MemoryPart.GRADIENTS] == plain[MemoryPart.GRADIENTS]
+        assert compressed[MemoryPart.BUFFERS] >= told
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS[:3], pytest.param(HYBRID[0], marks=pytest.mark.slow)], ids=str)

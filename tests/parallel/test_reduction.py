@@ -87,7 +87,7 @@ def test_parameters_larger_than_a_bucket_meet(pool: Pool) -> None:
 def test_what_is_kept_is_what_the_cost_model_counts(pool: Pool, kind: Compression) -> None:
     layout = LAYOUTS[1]
     plain, small = (predict(with_speed(each)).memory[0] for each in (design(TINY, layout), compressed(layout, kind)))
-    told = small.parts[MemoryPart.GRADIENTS] - plain.parts[MemoryPart.GRADIENTS]
+    told = small.parts[MemoryPart.BUFFERS] - plain.parts[MemoryPart.BUFFERS]
     assert pool.run(reduction_cases.bytes_kept, compressed(layout, kind), ranks=4) == [told] * 4
 
 

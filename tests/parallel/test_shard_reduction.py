@@ -84,7 +84,7 @@ def test_what_is_kept_is_what_the_cost_model_counts(pool: Pool) -> None:
     plain = predict(with_speed(design(models.all_models()["tiny"], SHARDED))).memory[0]
     for kind in KINDS[:4]:
         small = predict(with_speed(compressed(SHARDED, kind))).memory[0]
-        told = small.parts[MemoryPart.GRADIENTS] - plain.parts[MemoryPart.GRADIENTS]
+        told = small.parts[MemoryPart.BUFFERS] - plain.parts[MemoryPart.BUFFERS]
         assert pool.run(reduction_cases.bytes_kept, compressed(SHARDED, kind), ranks=4) == [told] * 4
 
 
