@@ -62,7 +62,7 @@ def usual_backward(at: Rows) -> Beside:
         freed=0.0,
         sends=stage.sends,
         waits=entry.waits,
-        sums=several | (found.before > 0.0),
+        sums=several | (found.before > found.left),
         ends=~turns & (setting.microbatches == 2.0),
         follows=goes_on,
     )
@@ -82,7 +82,7 @@ def _together(at: Rows, need: int) -> Iterator[Beside]:
             kept=entry.kept,
             logits=entry.logits,
             gradients=found.before,
-            sums=found.before > 0.0,
+            sums=found.before > found.left,
             ends=~several,
             follows=np.ones_like(entry.goes_on),
         )
@@ -162,7 +162,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
         freed=setting.compute * (place.above.stays - row),
         sends=entry.all_stages.sends * np.where(setting.breadth_first, place.begun, 1.0),
         waits=entry.waits,
-        sums=found.before > 0.0,
+        sums=found.before > found.left,
         ends=m == 1.0,
         follows=apart if place.last else None,
     )
