@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,9 @@ NORM = Norm(width=WIDTH)
 CORE = SOFTWARE["megatron-core"]
 
 
-def sizes(**settings: object) -> Sizes:
+def sizes(**settings: Any) -> Sizes:
     one = np.ones(1)
-    shape = {"batch": one, "sequence": 4096.0, "tensor": one, "split": one, "itemsize": 2.0 * one} | settings
-    return Sizes(**shape)  # type: ignore[arg-type]
+    return Sizes(**{"batch": one, "sequence": 4096.0, "tensor": one, "split": one, "itemsize": 2.0 * one} | settings)
 
 
 def timed(block: Layer | Head, name: str, *, device: str, precision: Precision, software: Software = CORE) -> tuple:

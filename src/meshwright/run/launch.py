@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -32,6 +31,7 @@ from meshwright.run.lookout import Lookout
 from meshwright.run.machine import this_machine
 from meshwright.run.rendezvous import alone
 from meshwright.run.screen import Screen
+from meshwright.run.signals import heeding
 from meshwright.run.vigil import Stood
 from meshwright.run.workers import Asked
 from meshwright.spec.errors import Problem, WorkerFailed
@@ -197,7 +197,7 @@ def forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> Ite
     heeded = [*_SIGNALS, *([signal.SIGQUIT] if patient else [])]
     insist = (signal.SIGINT,) if patient else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-    def handle(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int) -> None:
         asked.insisted += number in insist
         asked.at_once = asked.at_once or asked.insisted > 1 or number == signal.SIGQUIT
         if not asked.once and not asked.at_once:
@@ -207,16 +207,8 @@ def forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> Ite
         asked.once = True
         signal_workers(signal.SIGKILL if asked.at_once else signal.SIGTERM, module=module)
 
-    if threading.current_thread() is not threading.main_thread():
+    with heeding(heeded, handle):
         yield asked
-        return
-    heeded = [number for number in heeded if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in heeded}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _say_if_heard(say: Callable[[str], None], line: str) -> None:

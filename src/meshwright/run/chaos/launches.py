@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
+from meshwright.run.signals import heeding
 from meshwright.spec.chaos import LaunchEnd
 from meshwright.spec.errors import ExitCode
 from meshwright.train.observe.timekeeper import steady_clock
@@ -25,20 +25,12 @@ _ENDING_SECONDS = 30.0
 @contextmanager
 def interrupted_by_signals() -> Iterator[None]:
     """What asks this process to end, as SIGTERM does, ends what is inside as Ctrl-C does: no launch goes on alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def handle(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
 
-    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in heeded}
-    try:
+    with heeding((signal.SIGTERM, signal.SIGHUP), handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Launch:

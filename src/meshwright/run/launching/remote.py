@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from meshwright.run.launching.ssh import Named, log_of
+from meshwright.run.signals import heeding
 from meshwright.spec.errors import ExitCode, Problem, WorkerFailed
 
 Say = Callable[[str], None]
@@ -139,7 +139,7 @@ def _forwarding(running: Sequence[_Running], say: Say) -> Iterator[None]:
     """The first signal of this process says `save` to all hosts, the second `stop`; SIGUSR1 is never the second."""
     insisted = 0
 
-    def handle(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int) -> None:
         nonlocal insisted
         insisted += number != signal.SIGUSR1
         word = "stop" if insisted > 1 else "save"
@@ -149,12 +149,8 @@ def _forwarding(running: Sequence[_Running], say: Say) -> Iterator[None]:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             say(f"{name}: every host is asked to {word}" + ("; once more stops at once" if word == "save" else ""))
 
-    before = {number: signal.signal(number, handle) for number in _SIGNALS}
-    try:
+    with heeding(_SIGNALS, handle):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _code(running: Sequence[_Running], *, outlives: bool) -> int:

@@ -1,0 +1,29 @@
+"""What this process does for a while when a signal comes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def heeding(numbers: Sequence[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
+    """Inside, each of these signals calls `handle` with its number, but for those that this process ignores; on other
+    threads than the main one nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        handle(number)
+
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
