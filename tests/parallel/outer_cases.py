@@ -364,11 +364,11 @@ def spoilt_late(design: Design, steps: int) -> str:
     return ""
 
 
-def other_rounds(design: Design, needed: tuple[int, int], steps: int) -> list[tuple[int, int, float]]:
-    """(step, steps of the rounds after it, their outer learning rate) wherever they change, in a run whose learners
-    need rounds of so many."""
+def other_rounds(design: Design, needed: tuple[int, ...], steps: int) -> list[tuple[int, int, float]]:
+    """(step, steps of the rounds after it, their outer learning rate) wherever they change, in a run whose ranks need
+    rounds of so many."""
     worker, found = Worker(design), []
-    asked = mock.patch.object(worker.outer.pace, "needed", return_value=needed[worker.learners.index])
+    asked = mock.patch.object(worker.outer.pace, "needed", return_value=needed[dist.get_rank()])
     for number in range(1, steps + 1):
         with asked:
             met = worker.step(number)

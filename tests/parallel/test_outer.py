@@ -182,17 +182,37 @@ def test_a_byte_that_changed_after_the_last_telling_is_found_before_a_save(pool:
 
 
 @pytest.mark.parametrize("kind", [SyncKind.EAGER, SyncKind.STREAMING])
-def test_rounds_change_at_one_step_everywhere_where_one_learner_needs_longer_ones(pool: Pool, kind: SyncKind) -> None:
+def test_rounds_change_at_one_step_everywhere_where_all_learners_need_longer_ones(pool: Pool, kind: SyncKind) -> None:
     entry = met(LAYOUTS["replicas"], kind)
     free = replace(entry, job=replace(entry.job, synchronize=SynchronizeSpec(kinds=(kind,), most_every=8)))
-    first, other = pool.run(outer_cases.other_rounds, free, (5, 11), 40, ranks=2)
+    first, other = pool.run(outer_cases.other_rounds, free, (11, 14), 40, ranks=2)
     assert first == other
     assert [(every, rate) for _, every, rate in first] == [(8, ROUNDS[kind].learning_rate)]
     usual = met(LAYOUTS["replicas"], kind, usual_rounds(kind, every=5, learners=2, precision=Precision.FP64))
     usual = replace(usual, job=free.job)
-    for found in pool.run(outer_cases.other_rounds, usual, (5, 11), 40, ranks=2):
+    for found in pool.run(outer_cases.other_rounds, usual, (11, 14), 40, ranks=2):
         assert [rate for *_, rate in found] == [usual_rounds(kind, every=8, learners=2).learning_rate]
-    assert pool.run(outer_cases.other_rounds, entry, (5, 11), 20, ranks=2) == [[], []]
+    assert pool.run(outer_cases.other_rounds, entry, (11, 14), 20, ranks=2) == [[], []]
+
+
+def test_rounds_stay_where_one_learner_waits_for_a_slower_one(pool: Pool) -> None:
+    entry = met(LAYOUTS["replicas"], SyncKind.EAGER)
+    free = replace(entry, job=replace(entry.job, synchronize=SynchronizeSpec(kinds=(SyncKind.EAGER,))))
+    for needed in ((6, 40), (40, 6)):
+        assert pool.run(outer_cases.other_rounds, free, needed, 20, ranks=2) == [[], []]
+
+
+@pytest.mark.parametrize("layout", ["pipeline", "tensor"])
+def test_ranks_of_a_learner_have_the_rounds_that_the_last_of_them_needs(pool: Pool, layout: str) -> None:
+    entry = met(LAYOUTS[layout], SyncKind.EAGER)
+    free = replace(entry, job=replace(entry.job, synchronize=SynchronizeSpec(kinds=(SyncKind.EAGER,), most_every=32)))
+    needed, learners = [0] * 4, [entry.plan.ranks_of_learner(learner) for learner in range(2)]
+    for ranks, each in zip(learners, ((4, 12), (20, 9)), strict=True):
+        for rank, steps in zip(ranks, each, strict=True):
+            needed[rank] = steps
+    found = pool.run(outer_cases.other_rounds, free, tuple(needed), 40, ranks=4)
+    assert [every for _, every, _ in found[0]] == [12]
+    assert all(each == found[0] for each in found)
 
 
 def test_rounds_of_another_length_have_the_outer_learning_rate_of_that_length() -> None:

@@ -191,13 +191,17 @@ class OuterSync:
                 self.shares.set_out(number)
 
     def _change(self, step: int) -> Rounds | None:
-        """The rounds that begin after `step` where they are others, by what all learners told of those before."""
+        """The rounds that begin after `step` where they are others, by what all learners told of those before.
+
+        The learner that comes last waits for the network alone and the others for it as well: what travels is hidden by
+        the fewest steps that one of them needs, and the rest is not by any.
+        """
         needs = [
             self.pace.needed(travelled=fragment.travelled, waited=fragment.waited, step_seconds=self._step_seconds)
             for fragment in self._fragments
             if fragment.landings
         ]
-        self._needed, self._step_seconds = max(needs, default=0), math.inf
+        self._needed, self._step_seconds = self._most_of_learner(max(needs, default=0)), math.inf
         told, self._told_needed = self._told_needed, 0
         changed = self.pace.changed(told, step=step)
         if changed is not None:
@@ -350,6 +354,15 @@ class OuterSync:
         if self._laid.mesh.everyone is not None:
             dist.all_reduce(values, group=self._laid.mesh.everyone)
         return values
+
+    def _most_of_learner(self, needed: int) -> int:
+        """The most steps that a rank of this learner needs a round to have, so that all of them have the same rounds.
+        Nothing is asked where rounds stay."""
+        if self.pace.most_every is None or self._laid.mesh.everyone is None:
+            return needed
+        most = torch.tensor(needed, device=self._laid.device)
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self._laid.mesh.everyone)
+        return int(most)
 
     def _meet(self, step: int) -> Met | None:
         """What was told the last time, and this learner's own on its way to the others."""

@@ -16,8 +16,9 @@ _MISSED = "they met unlike numbers of times"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """The most that any learner told: what it is asked for, whether it had a spoilt step, steps that it needs a round
-    to have; and of what it goes from a fingerprint, and how often parts of it have landed."""
+    """The most that any learner told: what it is asked for, whether it had a spoilt step; the fewest steps that one
+    needs a round to have, 0 where one cannot tell; and of what it goes from a fingerprint, and how often parts of it
+    have landed."""
 
     asked: int
     spoilt: bool
@@ -46,7 +47,7 @@ class Telling:
     def tell(self, said: Said) -> None:
         """`said` is on its way. Collective."""
         prints, landings = said.fingerprint, said.landings
-        told = [said.asked, int(said.spoilt), prints, -prints, landings, -landings, said.needed]
+        told = [said.asked, int(said.spoilt), prints, -prints, landings, -landings, -said.needed]
         self._told = torch.tensor(told, dtype=torch.int64, device=self._device)
         assert self._told.nbytes == TOLD_BYTES
         self._work = dist.all_reduce(self._told, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -57,10 +58,10 @@ class Telling:
         if self._told is None:
             return None
         self.wait()
-        asked, spoilt, largest, smallest, most, fewest, needed = self._told.tolist()
+        asked, spoilt, largest, smallest, most, fewest, fewest_needed = self._told.tolist()
         if (largest, most) != (-smallest, -fewest):
             raise self._unlike(step, why=_MISSED if most != -fewest else _CHANGED)
-        return Said(asked=asked, spoilt=spoilt > 0, needed=needed, fingerprint=largest, landings=most)
+        return Said(asked=asked, spoilt=spoilt > 0, needed=-fewest_needed, fingerprint=largest, landings=most)
 
     def compare(self, fingerprint: int, *, step: int, why: str = _CHANGED) -> None:
         """Collective. Raises WorkerFailed where that of another learner is not the same, for which `why` may be why."""
