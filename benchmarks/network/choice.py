@@ -42,7 +42,7 @@ from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits
 from meshwright.spec.job import Constraints
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import SynchronizeSpec, SyncKind
-from run import FREE, ROOT, WARM, Curve, design, run
+from run import FREE, ROOT, WARM, Curve, design, in_a_lab, run
 
 MBIT = 1e6 / 8
 KINDS = (SyncKind.EAGER, SyncKind.STREAMING, SyncKind.DILOCO)
@@ -317,4 +317,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    in_a_lab(main)

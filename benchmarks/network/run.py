@@ -35,6 +35,7 @@ from meshwright import catalog, search
 from meshwright.lab import Lab, Topology, Uplink
 from meshwright.run.files import write_json
 from meshwright.run.outcome import read_report
+from meshwright.run.signals import interrupted_by_signals
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.job import CheckpointSpec, Constraints, Decay, EvaluationSpec, LearningRate
@@ -299,9 +300,11 @@ def kept(name: str, rows: list[record.Row], raw: dict[str, Any]) -> tuple[list[r
 
 
 def in_a_lab(main: Callable[[], None]) -> None:
-    """`main` runs to its end; where no lab can be made, why is told and the exit code is 4."""
+    """`main` runs to its end; where no lab can be made, why is told and the exit code is 4. Asked to end, it leaves no
+    lab behind."""
     try:
-        main()
+        with interrupted_by_signals():
+            main()
     except EnvironmentUnfit as error:
         print(f"error: {error}; not run", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from meshwright import catalog
@@ -40,6 +44,22 @@ def test_a_command_runs_on_every_host_and_one_that_fails_is_told(capsys: pytest.
     lines = capsys.readouterr().out.splitlines()
     assert "host2 | 2 of 4 at 10.77.0.1" in lines
     assert [line.split()[1] for line in lines if line.startswith("host3 ")][-1] == "3"
+
+
+@makes_labs
+def test_what_asks_a_lab_to_end_leaves_none_of_its_commands(tmp_path: Path) -> None:
+    beside, words = tmp_path / "pid", [sys.executable, "-m", "meshwright", "lab", EXAMPLE, "--"]
+    with subprocess.Popen([*words, "sh", "-c", f"echo $$ >> {beside}; sleep 600"], stderr=subprocess.PIPE) as process:
+        hosts = 4
+        while len(beside.read_text().split() if beside.exists() else []) < hosts:
+            assert process.poll() is None
+            time.sleep(0.05)
+        started = [psutil.Process(int(each)) for each in beside.read_text().split()]
+        process.terminate()
+        _, told = process.communicate(timeout=60)
+    assert b"Traceback" not in told
+    assert process.returncode
+    assert not any(each.is_running() for each in started)
 
 
 @pytest.mark.parametrize("words", [["ssh:localhost", "--loss", "0.1"], ["8xH100", "--out", "x.json", "--", "true"]])

@@ -101,7 +101,8 @@ def test_what_asks_chaos_to_end_ends_its_launch(tmp_path: Path) -> None:
     code = f"""
 import time
 from pathlib import Path
-from meshwright.run.chaos.launches import Launch, interrupted_by_signals
+from meshwright.run.chaos.launches import Launch
+from meshwright.run.signals import interrupted_by_signals
 with interrupted_by_signals(), Launch(["sleep", "600"], number=1, log=Path({str(tmp_path / "log")!r})) as launch:
     print(launch.process.pid, flush=True)
     time.sleep(600)

@@ -40,13 +40,17 @@ def lab(
     from meshwright.cli.output import note
     from meshwright.lab.opened import opened
     from meshwright.run.machine import cache_root
+    from meshwright.run.signals import interrupted_by_signals
     from meshwright.spec.errors import ConfigError, Problem
 
     if command and out:
         raise ConfigError(
             Problem(what="--out is of measured links, which a command is not", fix="leave one of them out")
         )
-    with opened(where, cache=cache_root(), say=note, loss=loss, cores=cores, python=python) as made:
+    with (
+        interrupted_by_signals(),
+        opened(where, cache=cache_root(), say=note, loss=loss, cores=cores, python=python) as made,
+    ):
         if command:
             return _run(made.lab, command, as_json=as_json)
         return _measure(made, seconds=seconds, out=out, as_json=as_json)

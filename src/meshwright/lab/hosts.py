@@ -19,7 +19,7 @@ from meshwright.lab.entering import failure, not_started
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 
 Say = Callable[[str, str], None]  # (host, line)
-_ENDING_SECONDS = 10.0
+_ENDING_SECONDS, _APART_SECONDS = 10.0, 0.02
 _KEPT_LINES = 1000
 
 
@@ -166,11 +166,25 @@ def _read(each: _Running, lines: IO[str], say: Say) -> None:
 
 
 def _end(each: _Running) -> None:
-    """The process and those that it started have ended, and what they printed is read."""
+    """The process has ended, where it had not with all that it started, and what they printed is read."""
+    running = each.process.poll() is None
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if each.process.poll() is None:
-            os.killpg(each.process.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                each.process.wait(timeout=_ENDING_SECONDS)
+        if running:
+            with suppress(ProcessLookupError):
+                os.killpg(each.process.pid, number)
+            running = not _is_gone(each.process, within_seconds=_ENDING_SECONDS)
     assert each.reader is not None
     each.reader.join(_ENDING_SECONDS)
+
+
+def _is_gone(process: subprocess.Popen[str], *, within_seconds: float) -> bool:
+    """None of the group that `process` leads is there any more, or soon."""
+    deadline = time.monotonic() + within_seconds
+    while time.monotonic() < deadline:
+        process.poll()
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(_APART_SECONDS)
+    return False

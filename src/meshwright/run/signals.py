@@ -27,3 +27,15 @@ def heeding(numbers: Sequence[signal.Signals], handle: Callable[[int], None]) ->
     finally:
         for number, former in before.items():
             signal.signal(number, former)
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """What asks this process to end, as SIGTERM does, ends what is inside as Ctrl-C does: nothing it started goes on
+    alone."""
+
+    def handle(number: int) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    with heeding((signal.SIGTERM, signal.SIGHUP), handle):
+        yield

@@ -10,12 +10,12 @@ from pathlib import Path
 from meshwright import catalog
 from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.compare import compare
-from meshwright.run.chaos.launches import interrupted_by_signals
 from meshwright.run.chaos.supervise import Supervisor, Trial
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import read_ended
 from meshwright.run.preflight import job_problems
+from meshwright.run.signals import interrupted_by_signals
 from meshwright.spec.chaos import Chaos, Curve
 from meshwright.spec.errors import ConfigError, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.faults import Fault, FaultKind

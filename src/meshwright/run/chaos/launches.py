@@ -7,30 +7,18 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
-from meshwright.run.signals import heeding
 from meshwright.spec.chaos import LaunchEnd
 from meshwright.spec.errors import ExitCode
 from meshwright.train.observe.timekeeper import steady_clock
 
 _MOST_WORDS = 300
 _ENDING_SECONDS = 30.0
-
-
-@contextmanager
-def interrupted_by_signals() -> Iterator[None]:
-    """What asks this process to end, as SIGTERM does, ends what is inside as Ctrl-C does: no launch goes on alone."""
-
-    def handle(number: int) -> None:
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    with heeding((signal.SIGTERM, signal.SIGHUP), handle):
-        yield
 
 
 class Launch:
