@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.again import again, products_again, scores
 from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
@@ -19,6 +20,7 @@ from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.offload import carried
 from meshwright.cost.operators import block_work
 from meshwright.cost.overlap import Slack
+from meshwright.cost.repeated import Repeated
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
@@ -214,7 +216,8 @@ def price_block(
     tokens = kind.block.tokens
     sizes, figures = combination.sizes.times(tokens), combination.rates.times(tokens)
     works = block_work(kind.block, combination.sizes)
-    passes = [part_seconds(p, device=group.device, rates=figures, software=software) for p in works]
+    seconds = partial(part_seconds, device=group.device, rates=figures, software=software)
+    passes = [seconds(part) for part in works]
     exchange = exchange_seconds(
         kind.block,
         works,
@@ -235,17 +238,18 @@ def price_block(
     )
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
-    exchange = exchange.repeated(full=full, scores=selective)
-    again = _again(whole, _scores(passes, combination, speed=speed), full=full, selective=selective)
+    exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
+    repeats = (*scores(passes, software), *products_again(works, seconds, software))
+    repeated = again(whole, row(repeats) / speed + _host_scores(passes, combination), full=full, selective=selective)
     copies, hides = carried(held.away + np.zeros(len(table)), group=group), software.hides_experts
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
     return BlockSeconds(
         forward=forward.whole * slow,
         backward=(backward + late).whole * slow,
-        recompute=again.whole * slow,
+        recompute=repeated.whole * slow,
         weight=late.whole * slow,
         forth=waits(forward.times(slow), exchange.forward),
-        back=waits((backward + again).times(slow), exchange.backward),
+        back=waits((backward + repeated).times(slow), exchange.backward),
         late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
         flops=row([*_flops(works, kind.backward)]),
@@ -332,16 +336,9 @@ def _splits(table: PlanTable) -> BoolArray:
     return np.asarray(named[table.schedule] | told[table.layout], dtype=np.bool_)
 
 
-def _scores(passes: list[PassSeconds], combination: Combination, *, speed: FloatArray) -> FloatArray:
-    """Seconds of the scores forward; a processor starts their kernels itself."""
-    host = combination.rows(p.host_core for p in passes) * combination.sizes.processor
-    return combination.rows(p.core for p in passes) / speed + host
-
-
-def _again(whole: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
-    """What backward does again: a forward, or the scores."""
-    work = np.where(full, whole.work, np.where(selective, scores, 0.0))
-    return Timed(work=work, stall=np.where(full, whole.stall, 0.0))
+def _host_scores(passes: list[PassSeconds], combination: Combination) -> FloatArray:
+    """Seconds in which a processor starts the kernels of the scores itself."""
+    return combination.rows(p.host_core for p in passes) * combination.sizes.processor
 
 
 def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, tuple[FloatArray, FloatArray]]:
