@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -213,8 +213,7 @@ def price_block(
 
     Work runs `speed` times as fast as on one core and `slow` times as long because ranks share cores.
     """
-    tokens = kind.block.tokens
-    sizes, figures = combination.sizes.times(tokens), combination.rates.times(tokens)
+    sizes, figures = combination.sizes.times(kind.block.tokens), combination.rates.times(kind.block.tokens)
     works = block_work(kind.block, combination.sizes)
     seconds = partial(part_seconds, device=group.device, rates=figures, software=software)
     passes = [seconds(part) for part in works]
@@ -230,8 +229,7 @@ def price_block(
         hides=slow / speed,
         comes_back=kind.backward is not Backward.NONE,
     )
-    row = combination.rows
-    parameters = held_on_grids(kind.block, table, row(part.parameters for part in works))
+    parameters = held_on_grids(kind.block, table, combination.rows(part.parameters for part in works))
     priced = _Priced(works=works, passes=passes, exchange=exchange, parameters=parameters)
     forward, whole, backward, late = _pass_seconds(
         kind, priced, table, combination, device=group.device, software=software, speed=speed
@@ -239,10 +237,10 @@ def price_block(
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
-    repeats = (*scores(passes, software), *products_again(works, seconds, software))
-    repeated = again(whole, row(repeats) / speed + _host_scores(passes, combination), full=full, selective=selective)
-    copies, hides = carried(held.away + np.zeros(len(table)), group=group), software.hides_experts
-    waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
+    chosen = _chosen(works, passes, seconds, combination, speed=speed, software=software)
+    repeated = again(whole, chosen, full=full, selective=selective)
+    copies = carried(held.away + np.zeros(len(table)), group=group)
+    waits = partial(waited, copies=copies, contention=links.contention, hides_experts=software.hides_experts)
     return BlockSeconds(
         forward=forward.whole * slow,
         backward=(backward + late).whole * slow,
@@ -252,9 +250,9 @@ def price_block(
         back=waits((backward + repeated).times(slow), exchange.backward),
         late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
-        flops=row([*_flops(works, kind.backward)]),
+        flops=combination.rows([*_flops(works, kind.backward)]),
         parameters=parameters,
-        expert_parameters=row(part.expert_parameters for part in works),
+        expert_parameters=combination.rows(part.expert_parameters for part in works),
         bytes=held,
         parts=_parts(works, passes),
         inverse=combination.inverse,
@@ -336,9 +334,18 @@ def _splits(table: PlanTable) -> BoolArray:
     return np.asarray(named[table.schedule] | told[table.layout], dtype=np.bool_)
 
 
-def _host_scores(passes: list[PassSeconds], combination: Combination) -> FloatArray:
-    """Seconds in which a processor starts the kernels of the scores itself."""
-    return combination.rows(p.host_core for p in passes) * combination.sizes.processor
+def _chosen(
+    works: tuple[PartWork, ...],
+    passes: list[PassSeconds],
+    seconds: Callable[[PartWork], PassSeconds],
+    combination: Combination,
+    *,
+    speed: FloatArray,
+    software: Software,
+) -> FloatArray:
+    """Seconds of what selective recompute runs again; a processor starts the kernels of the scores itself."""
+    host = combination.rows(p.host_core for p in passes) * combination.sizes.processor
+    return combination.rows((*scores(passes, software), *products_again(works, seconds, software))) / speed + host
 
 
 def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, tuple[FloatArray, FloatArray]]:

@@ -25,8 +25,8 @@ class Software:
     """`fused_attention`: scores never reach memory and hidden keys are skipped. `overlap`: gradients travel during
     backward. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
     `dense_masks`: attention under a window, and on accelerators under a document mask, reads every score (on
-    processors documents are attended one by one). `casts_each_pass`: weights that are
-    not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
+    processors documents are attended one by one), and with sinks or caps writes scores out. `casts_each_pass`: weights
+    that are not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
     `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies;
     `plain_norms`: on every device.
     `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
@@ -64,7 +64,8 @@ class Software:
     out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
     scale before every product (cost/scales.py), as our own runtime does. `expert_biases_apart`: the bias of what an
     expert gives is scaled by the router's weights and added expert by expert (TEGroupedMLP._apply_bias). `repeats`:
-    what selective recompute runs again.
+    what selective recompute runs again. `steps_narrow`: one kernel steps AdamW in whatever it is kept. `narrow_loss`:
+    torch's loss is worked out in the precision of the logits, which are not widened for it.
     """
 
     fused_attention: bool = True
@@ -110,6 +111,8 @@ class Software:
     agrees_on_scales: bool = False
     expert_biases_apart: bool = False
     repeats: frozenset[Repeated] = SCORES
+    steps_narrow: bool = False
+    narrow_loss: bool = False
 
     @property
     def quantizes_once(self) -> bool:
@@ -228,8 +231,18 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             f"torch-2025{name}": Software(**{**_TITAN, "attention_kernel": AttentionKernel.NATIVE}, **how)
             for name, how in _COMPILED.items()
         },
-        # NeMo AutoModel: FSDP2 of modules of Transformer Engine, and DeepEP (docs/performance-summary.mdx)
-        "automodel": Software(dispatches_once=True, fused_loss=False, selects_operators=True),
+        # NeMo AutoModel: FSDP2 of modules of Transformer Engine, and DeepEP (docs/performance-summary.mdx); what lies
+        # between experts' products is compiled (components/moe/experts.py), and kernels know windows and sinks
+        # (components/attention/flex_attention.py); its loss stays in bf16 (fp32_upcast in examples/llm_benchmark)
+        "automodel": Software(
+            dispatches_once=True,
+            fused_loss=False,
+            selects_operators=True,
+            compiled=True,
+            dense_masks=False,
+            steps_narrow=True,
+            narrow_loss=True,
+        ),
         "megatron-2021": Software(**_UNFUSED),
         "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),

@@ -247,7 +247,7 @@ class _Reader:
         if not text and re.search(r"\bfsdp=\d", self.run.text("extra").lower()):
             text = "3"
         if not text and data > 1 and self.stack.is_recent:
-            text = self._assume(*self.stack.usual_sharding)
+            text = self._assume("optimizer state sharded", "1")
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}
         known |= {"3": Sharding.PARAMETERS, "hsdp": Sharding.PARAMETERS}
         if text not in known:

@@ -111,14 +111,6 @@ class Stack:
         Megatron-LM-v1.1.5-ZeRO3/examples, and in the scripts of its users (bigscience's gpt2-meg-ds-zero)."""
         return self.has(("v1.1.5 zero-3", "v1.1.5-zero3"))
 
-    @property
-    def usual_sharding(self) -> tuple[str, str]:
-        """What is sharded where a recent stack does not say, in words and as the column has it: Megatron's distributed
-        optimizer, and in Llama 3 gradients too (2407.21783, 3.3.2)."""
-        if self.has(("llama 3",)):
-            return "optimizer state and gradients sharded (2407.21783, 3.3.2)", "2"
-        return "optimizer state sharded", "1"
-
     def optimizer(self) -> OptimizerSpec:
         """AdamW; of NeMo AutoModel all in bf16, which its models are made in unless told otherwise (from_config in
         _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
