@@ -214,6 +214,13 @@ def _pipe(
     return _Pipe(still=still, moving=moving, seconds=seconds, own=own, stretch=stretch, busiest=busiest)
 
 
+def _optimized(
+    table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray], model: ModelSpec, job: JobSpec
+) -> Optimized:
+    one_kernel = software(job.software).steps_narrow
+    return Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer, one_kernel=one_kernel)
+
+
 def _once(
     table: PlanTable,
     machines: list[Machine],
@@ -240,7 +247,7 @@ def _once(
             contention=entry.contention,
         )
         owned = owned_of(table, changed, arrays=arrays, counts=counts, model=model)
-        optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
+        optimized = _optimized(table, arrays=arrays, counts=counts, model=model, job=job)
         small = compressed_seconds(
             optimized,
             owned,

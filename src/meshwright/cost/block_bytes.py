@@ -73,6 +73,7 @@ def block_bytes(
     parts = kept_eager(block, sizes, software) if software.eager else kept_fused(block, sizes, software)
     if np.any(np.asarray(sizes.grid_dims) > 1.0):
         parts = kept_on_grids(parts, block, sizes)
+    parts = tuple(part.dropping(software.repeats) for part in parts)
 
     def row(values: Iterable[FloatArray | float]) -> FloatArray:
         total = sizes.zeros

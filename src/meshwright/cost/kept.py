@@ -106,7 +106,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     scores = sizes.scores * mixer.keys * heads if sizes.unfused else sizes.zeros
     if sizes.unfused:
         inside = e * m * read + sizes.score_bytes * scores
-    elif mixer.sinks or mixer.softcap is not None:
+    elif sizes.dense_masks and (mixer.sinks or mixer.softcap is not None):
         inside = _written_out(mixer, heads, query, sizes)
     else:
         mask = _mask_copy(mixer, sizes)
@@ -382,7 +382,7 @@ def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
         working=e * m * block.width,
         fed=e * m * block.width,
         waits=e * m * block.width,
-        logits=capped + logits * (e if software.fused_loss else sizes.wide),
+        logits=capped + logits * (e if software.fused_loss or software.narrow_loss else sizes.wide),
         copied=rows * block.width,
     )
     return (*norms, head)

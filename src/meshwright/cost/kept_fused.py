@@ -12,6 +12,7 @@ import numpy as np
 
 from meshwright.cost.kept import recurrence
 from meshwright.cost.kept_part import Kept
+from meshwright.cost.repeated import Repeated
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
 from meshwright.cost.vocabulary import first_rows
@@ -107,10 +108,12 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
         normed = normed + m * (e * key + _STATISTIC_BYTES * key_heads)
     residual, gathered = _passing(mixer.width, sizes)
     entering = _entering(mixer.width, sizes)
+    given = e * m * query + _quantized(query, sizes)
     return Kept(
-        saved=entering + e * m * (2.0 * query + 2.0 * key) + _quantized(query, sizes) + core + normed,
+        saved=entering + e * m * (query + 2.0 * key) + given + core + normed,
         core=core,
         working=residual + np.maximum(backward, gathered + e * m * query),
+        again={Repeated.NORMED_INSIDE: entering, Repeated.CONTEXT: given},
     )
 
 
@@ -127,16 +130,16 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     query, value = heads * (mixer.nope_dim + mixer.rope_dim), heads * mixer.value_dim
     core, backward = _core(inputs=2.0 * query + value, written=value, heads=heads, sizes=sizes)
     ranks = float(mixer.kv_rank + (mixer.query_rank or 0))
-    latents = m / sizes.split * (e * (ranks + mixer.rope_dim) + sizes.kept_itemsize * ranks + 2.0 * _STATISTIC_BYTES)
+    normed = m / sizes.split * sizes.kept_itemsize * ranks
+    latents = m / sizes.split * (e * (ranks + mixer.rope_dim) + 2.0 * _STATISTIC_BYTES)
     residual, gathered = _passing(mixer.width, sizes)
+    entering, raised = _entering(mixer.width, sizes), normed + e * m * (2.0 * query + value)
+    given = e * m * value + _quantized(value, sizes)
     return Kept(
-        saved=_entering(mixer.width, sizes)
-        + latents
-        + e * m * (2.0 * query + 2.0 * value)
-        + _quantized(value, sizes)
-        + core,
+        saved=entering + latents + raised + given + core,
         core=core,
         working=residual + np.maximum(backward, gathered + e * m * value),
+        again={Repeated.NORMED: entering, Repeated.LATENTS: raised, Repeated.CONTEXT: given},
     )
 
 
@@ -154,9 +157,11 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
     m, e, h = sizes.tokens, sizes.itemsize, part.hidden / sizes.tensor
     kept, activation = _hidden(h, m, sizes, gated=part.gated)
     residual, gathered = _passing(part.width, sizes)
+    entering, given = _entering(part.width, sizes), m * sizes.kept_itemsize * h
     return Kept(
-        saved=_entering(part.width, sizes) + kept,
+        saved=entering + kept,
         working=residual + np.maximum(activation, gathered + e * m * h),
+        again={Repeated.NORMED_INSIDE: entering, Repeated.DENSE: kept - given, Repeated.ACTIVATED: given},
     )
 
 
@@ -168,17 +173,22 @@ def _mixture(part: Mixture, sizes: Sizes) -> Kept:
     slices = np.where(grid, sizes.expert_tensor, sizes.tensor)
     routed, h = m * part.top_k * part.routing.kept_share * slices / sizes.tensor, part.hidden / slices
     kept, activation = _hidden(h, routed, sizes, gated=part.gated)
-    shares = m / sizes.split
-    saved = shares * (e * part.width + _ROUTER_BYTES * part.experts)
-    saved = saved + routed * (sizes.kept_itemsize * part.width + _STATISTIC_BYTES) + kept
+    shares, entering = m / sizes.split, m / sizes.split * e * part.width
+    sent, given = routed * (sizes.kept_itemsize * part.width + _STATISTIC_BYTES), routed * sizes.kept_itemsize * h
+    saved = entering + shares * _ROUTER_BYTES * part.experts + sent + kept
+    again = {Repeated.EXPERTS: sent + kept - given, Repeated.EXPERTS_ACTIVATED: given}
     for norm in part.inner_norms:
         saved = saved + np.where(grid, 1.0 / sizes.tensor, 1.0) * m * (e * norm.width + _STATISTIC_BYTES)
     if part.shared is not None:
-        saved = saved + _hidden(part.shared.hidden / sizes.tensor, m, sizes, gated=part.shared.gated)[0]
-        saved = saved + np.where(sizes.kept_itemsize < e, _entering(part.width, sizes), 0.0)
+        again[Repeated.SHARED] = _hidden(part.shared.hidden / sizes.tensor, m, sizes, gated=part.shared.gated)[0]
+        saved = saved + again[Repeated.SHARED] + np.where(sizes.kept_itemsize < e, _entering(part.width, sizes), 0.0)
     residual, _ = _passing(part.width, sizes)
     moved = e * routed * part.width
-    return Kept(saved=saved, working=residual + np.maximum(activation, moved + np.maximum(moved, e * routed * h)))
+    return Kept(
+        saved=saved,
+        working=residual + np.maximum(activation, moved + np.maximum(moved, e * routed * h)),
+        again={Repeated.NORMED: entering, **again},
+    )
 
 
 def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from meshwright.cost.repeated import SCORES, Repeated
 from meshwright.cost.work import FloatArray
 
 
@@ -16,7 +18,7 @@ class Kept:
     there, but for the matrix's; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
     that the gradients of their weights alone read. `waits` are inputs of all products and the gradients of what they
     gave, which a split backward keeps for those of their weights. `copied` elements of weights are kept
-    beside the parameters where every pass casts them.
+    beside the parameters where every pass casts them. `again` is what of `saved` but the core can be run again.
     """
 
     saved: FloatArray
@@ -27,3 +29,11 @@ class Kept:
     fed: FloatArray | float = 0.0
     waits: FloatArray | float = 0.0
     copied: FloatArray | float = 0.0
+    again: Mapping[Repeated, FloatArray] = field(default_factory=dict)
+
+    def dropping(self, repeats: frozenset[Repeated]) -> Kept:
+        """The same with all that is run again for its core: as it is where that is the core alone."""
+        if repeats == SCORES:
+            return self
+        core = self.core if Repeated.SCORES in repeats else 0.0 * self.saved
+        return replace(self, core=core + sum(size for what, size in self.again.items() if what in repeats))

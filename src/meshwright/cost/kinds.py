@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.again import again, products_again, scores
 from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
@@ -19,6 +20,7 @@ from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.offload import carried
 from meshwright.cost.operators import block_work
 from meshwright.cost.overlap import Slack
+from meshwright.cost.repeated import Repeated
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
@@ -211,10 +213,10 @@ def price_block(
 
     Work runs `speed` times as fast as on one core and `slow` times as long because ranks share cores.
     """
-    tokens = kind.block.tokens
-    sizes, figures = combination.sizes.times(tokens), combination.rates.times(tokens)
+    sizes, figures = combination.sizes.times(kind.block.tokens), combination.rates.times(kind.block.tokens)
     works = block_work(kind.block, combination.sizes)
-    passes = [part_seconds(p, device=group.device, rates=figures, software=software) for p in works]
+    seconds = partial(part_seconds, device=group.device, rates=figures, software=software)
+    passes = [seconds(part) for part in works]
     exchange = exchange_seconds(
         kind.block,
         works,
@@ -227,30 +229,30 @@ def price_block(
         hides=slow / speed,
         comes_back=kind.backward is not Backward.NONE,
     )
-    row = combination.rows
-    parameters = held_on_grids(kind.block, table, row(part.parameters for part in works))
+    parameters = held_on_grids(kind.block, table, combination.rows(part.parameters for part in works))
     priced = _Priced(works=works, passes=passes, exchange=exchange, parameters=parameters)
     forward, whole, backward, late = _pass_seconds(
         kind, priced, table, combination, device=group.device, software=software, speed=speed
     )
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
-    exchange = exchange.repeated(full=full, scores=selective)
-    again = _again(whole, _scores(passes, combination, speed=speed), full=full, selective=selective)
-    copies, hides = carried(held.away + np.zeros(len(table)), group=group), software.hides_experts
-    waits = partial(waited, copies=copies, contention=links.contention, hides_experts=hides)
+    exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
+    chosen = _chosen(works, passes, seconds, combination, speed=speed, software=software)
+    repeated = again(whole, chosen, full=full, selective=selective)
+    copies = carried(held.away + np.zeros(len(table)), group=group)
+    waits = partial(waited, copies=copies, contention=links.contention, hides_experts=software.hides_experts)
     return BlockSeconds(
         forward=forward.whole * slow,
         backward=(backward + late).whole * slow,
-        recompute=again.whole * slow,
+        recompute=repeated.whole * slow,
         weight=late.whole * slow,
         forth=waits(forward.times(slow), exchange.forward),
-        back=waits((backward + again).times(slow), exchange.backward),
+        back=waits((backward + repeated).times(slow), exchange.backward),
         late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
-        flops=row([*_flops(works, kind.backward)]),
+        flops=combination.rows([*_flops(works, kind.backward)]),
         parameters=parameters,
-        expert_parameters=row(part.expert_parameters for part in works),
+        expert_parameters=combination.rows(part.expert_parameters for part in works),
         bytes=held,
         parts=_parts(works, passes),
         inverse=combination.inverse,
@@ -332,16 +334,18 @@ def _splits(table: PlanTable) -> BoolArray:
     return np.asarray(named[table.schedule] | told[table.layout], dtype=np.bool_)
 
 
-def _scores(passes: list[PassSeconds], combination: Combination, *, speed: FloatArray) -> FloatArray:
-    """Seconds of the scores forward; a processor starts their kernels itself."""
+def _chosen(
+    works: tuple[PartWork, ...],
+    passes: list[PassSeconds],
+    seconds: Callable[[PartWork], PassSeconds],
+    combination: Combination,
+    *,
+    speed: FloatArray,
+    software: Software,
+) -> FloatArray:
+    """Seconds of what selective recompute runs again; a processor starts the kernels of the scores itself."""
     host = combination.rows(p.host_core for p in passes) * combination.sizes.processor
-    return combination.rows(p.core for p in passes) / speed + host
-
-
-def _again(whole: Timed, scores: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
-    """What backward does again: a forward, or the scores."""
-    work = np.where(full, whole.work, np.where(selective, scores, 0.0))
-    return Timed(work=work, stall=np.where(full, whole.stall, 0.0))
+    return combination.rows((*scores(passes, software), *products_again(works, seconds, software))) / speed + host
 
 
 def _parts(works: tuple[PartWork, ...], passes: list[PassSeconds]) -> dict[str, tuple[FloatArray, FloatArray]]:

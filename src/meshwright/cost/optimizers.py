@@ -98,13 +98,17 @@ def mean_moments(model: ModelSpec, spec: Optimizer) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimized:
-    """Rows of plans, blocks of each kind on their ranks (`counts`, as memory has them), and the optimizer."""
+    """Rows of plans, blocks of each kind on their ranks (`counts`, as memory has them), and the optimizer.
+
+    `one_kernel` steps AdamW as soon as in full precision, whatever moments and parameters are kept in.
+    """
 
     table: PlanTable
     arrays: LayoutArrays
     counts: Mapping[str, FloatArray]
     model: ModelSpec
     spec: Optimizer
+    one_kernel: bool = False
 
     def held(self, kind: Kind) -> Iterator[Treated]:
         """Every tensor of blocks of `kind`; blocks that are alike but for their names may be treated unlike."""
@@ -217,7 +221,7 @@ def update_seconds(
 ) -> FloatArray:
     """Seconds of one optimizer step on every rank, shape (rows, ranks)."""
     whole = optimizer_seconds(owned, device=device, clipped=found.spec.clip_norm is not None)
-    if is_plain(found.spec):
+    if found.one_kernel or is_plain(found.spec):
         return whole
     bandwidth = device.memory_bandwidth * device.memory_fraction
     plain = _ADAMW / (device.optimizer_bandwidth or bandwidth)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT, SCORES, Repeated
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.work import FloatArray, LossKernel
 from meshwright.spec.cluster import AttentionKernel, DeviceKind
@@ -23,8 +25,8 @@ class Software:
     """`fused_attention`: scores never reach memory and hidden keys are skipped. `overlap`: gradients travel during
     backward. `fused_accumulation`: products of weight gradients add to the accumulated gradient themselves.
     `dense_masks`: attention under a window, and on accelerators under a document mask, reads every score (on
-    processors documents are attended one by one). `casts_each_pass`: weights that are
-    not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
+    processors documents are attended one by one), and with sinks or caps writes scores out. `casts_each_pass`: weights
+    that are not sharded are cast to the precision that multiplies in every pass, and kept for its backward.
     `composite_norms`: on processors a root-mean-square norm is written out in fp32 and keeps two copies;
     `plain_norms`: on every device.
     `eager`: element-wise work is done operator by operator, and every projection adds its own gradient.
@@ -61,7 +63,9 @@ class Software:
     out what nothing reads). `shard_copies`: what sharding copies on the device itself. `loss_kernel`: what works
     out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
     scale before every product (cost/scales.py), as our own runtime does. `expert_biases_apart`: the bias of what an
-    expert gives is scaled by the router's weights and added expert by expert (TEGroupedMLP._apply_bias).
+    expert gives is scaled by the router's weights and added expert by expert (TEGroupedMLP._apply_bias). `repeats`:
+    what selective recompute runs again. `steps_narrow`: one kernel steps AdamW in whatever it is kept. `narrow_loss`:
+    torch's loss is worked out in the precision of the logits, which are not widened for it.
     """
 
     fused_attention: bool = True
@@ -106,6 +110,9 @@ class Software:
     loss_kernel: LossKernel | None = None
     agrees_on_scales: bool = False
     expert_biases_apart: bool = False
+    repeats: frozenset[Repeated] = SCORES
+    steps_narrow: bool = False
+    narrow_loss: bool = False
 
     @property
     def quantizes_once(self) -> bool:
@@ -184,9 +191,10 @@ _COMPILED: Mapping[str, Mapping[str, Any]] = {
     "-compiled": {"compiled": True},
     "-async": {"compiled": True, "pieces": True},
 }
-_NEMO: Mapping[str, Any] = {**_CORE, "pieces": True}
+# its recipes of eight bits keep parameters so (fp8_param_gather in recipes/precision/mixed_precision.py)
+_NEMO: Mapping[str, Any] = {**_CORE, "pieces": True, "narrow_parameters": True}
 # its recipes ask for Transformer Engine's loss (cross_entropy_fusion_impl in scripts/performance/utils/overrides.py)
-_BRIDGE: Mapping[str, Any] = {**_NEMO, "narrow_parameters": True, "loss_kernel": LossKernel(early=True)}
+_BRIDGE: Mapping[str, Any] = {**_NEMO, "loss_kernel": LossKernel(early=True)}
 _XLA: Mapping[str, Any] = {
     "shard_copies": ShardCopies.NONE,
     "eager": False,
@@ -195,7 +203,12 @@ _XLA: Mapping[str, Any] = {
     "fused_loss": False,
     "dense_masks": False,
     "sums_biases": False,
+    "repeats": PRODUCTS_KEPT,
 }
+# Windowed einsum is on for TPUs (DISABLE_COLLECTIVE_MATMUL in MaxText's benchmarks/xla_flags_library.py). A loss in
+# fp32 over bf16 logits, compiled for v6e, has two bytes a logit: their gradient is written over them (docs/lab.md).
+_XLA_TPU: Mapping[str, Any] = {**_XLA, "pieces": True, "fused_loss": True}
+_REMAT: Mapping[str, Mapping[str, Any]] = {"": {}, "-keeps-attention": {"repeats": ATTENTION_KEPT}}
 _EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "-deepep": {"dispatches_once": True},
@@ -218,8 +231,18 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             f"torch-2025{name}": Software(**{**_TITAN, "attention_kernel": AttentionKernel.NATIVE}, **how)
             for name, how in _COMPILED.items()
         },
-        # NeMo AutoModel: FSDP2 of modules of Transformer Engine, and DeepEP (docs/performance-summary.mdx)
-        "automodel": Software(dispatches_once=True, fused_loss=False, selects_operators=True),
+        # NeMo AutoModel: FSDP2 of modules of Transformer Engine, and DeepEP (docs/performance-summary.mdx); what lies
+        # between experts' products is compiled (components/moe/experts.py), and kernels know windows and sinks
+        # (components/attention/flex_attention.py); its loss stays in bf16 (fp32_upcast in examples/llm_benchmark)
+        "automodel": Software(
+            dispatches_once=True,
+            fused_loss=False,
+            selects_operators=True,
+            compiled=True,
+            dense_masks=False,
+            steps_narrow=True,
+            narrow_loss=True,
+        ),
         "megatron-2021": Software(**_UNFUSED),
         "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
@@ -228,9 +251,8 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
         "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
         "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
-        # windowed einsum is on for TPUs (DISABLE_COLLECTIVE_MATMUL in MaxText's benchmarks/xla_flags_library.py)
-        "xla": Software(pieces=True, **_XLA),
-        "xla-gpu": Software(**_XLA),
+        **{f"xla{name}": Software(**{**_XLA_TPU, **how}) for name, how in _REMAT.items()},
+        **{f"xla-gpu{name}": Software(**{**_XLA, **how}) for name, how in _REMAT.items()},
         "xla-2022": Software(fused_attention=False, **_XLA),
         # doc/en/install.md and modeling_internlm.py of InternLM/InternEvo: flash-attention 1.0.5, modules one by one
         "internevo": Software(
@@ -249,10 +271,22 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
 
 
 def software(name: str) -> Software:
-    """The features of the software called `name`; raises ConfigError when it is not known."""
-    known = SOFTWARE.get(name)
+    """The features of the software called `name`, and after a colon the modules that its selective recompute runs again
+    (`megatron-core:mla_up_proj+mlp`); raises ConfigError when it is not known."""
+    plain, _, modules = name.partition(":")
+    known = SOFTWARE.get(plain)
     if known is None:
         raise ConfigError(
             Problem(what=f"software {name!r} is not known", where="job.software", fix=f"one of {', '.join(SOFTWARE)}")
         )
-    return known
+    return _repeating(known, modules) if modules else known
+
+
+@cache
+def _repeating(plain: Software, modules: str) -> Software:
+    """`plain` whose selective recompute runs `modules` again, as Megatron-Core calls them, with a plus between."""
+    said = modules.split("+")
+    if plain.eager or not set(said) <= set(MODULES):
+        fix = f"no modules, or of a Megatron those of {', '.join(MODULES)}"
+        raise ConfigError(Problem(what=f"modules {modules!r} are not known", where="job.software", fix=fix))
+    return replace(plain, repeats=frozenset(what for each in said for what in MODULES[each]))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NoReturn, TypeVar
 
 from meshwright import catalog, schedule
@@ -15,6 +14,7 @@ from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of
 from meshwright.replay.runs import Run
 from meshwright.replay.stacks import EIGHT_BIT, Stack
+from meshwright.replay.stages import between, even, stages
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
@@ -31,7 +31,6 @@ from meshwright.spec.plan import (
     Schedule,
     ScheduleKind,
     Sharding,
-    Stage,
 )
 from meshwright.spec.synchronize import GradientSync
 
@@ -39,7 +38,6 @@ T = TypeVar("T")
 _STAGE_LAYERS = re.compile(r"(?:stage_layers|pp_layers|layers per stage)\s*[=:]?\s*\[?\s*(\d+(?:\s*[+,]\s*\d+)+)")
 _LAYERS_AGAIN = re.compile(r"\b(\d+)(?:\s*(?:of|/)\s*\d+)?\s*layers?\b|\bblock\D{0,3}(\d+)")
 _MODULES = re.compile(r"layer boundaries\s*=\s*\[\s*(\d+(?:\s*,\s*\d+)+)\s*\]")
-_BEFORE, _AROUND = 2, 6  # modules of DeepSpeed's GPT2ModelPipe: embedding and transpose; those, and four at its end
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
     "1f1b": ScheduleKind.ONE_F_ONE_B,
@@ -100,6 +98,7 @@ class _Reader:
             precision=plan.first_group.precision,
             data=DataSpec(document_mask=False),
             software=software,
+            optimizer=self.stack.optimizer(),
         )
         design = Design(model=model, cluster=machines.spec, job=job, plan=plan)
         others = alternatives(design, microbatches=self.open, chunks=self._unsaid_chunks())
@@ -156,7 +155,7 @@ class _Reader:
             model=model.name,
             cluster=machines.name,
             axes=tuple(Axis(name=name, size=size) for name, size in sizes.items()),
-            stages=_stages(edges, settings, ranks=ranks, layers_away=self._layers_away(), again=self._layers_again()),
+            stages=stages(edges, settings, ranks=ranks, layers_away=self._layers_away(), again=self._layers_again()),
             experts=self._experts(model, tensor=tensor, ranks=devices // pipeline),
             schedule=Schedule(kind=kind, microbatches=microbatches, chunks=chunks),
             sequence_length=self.run.lengths.encoder or _refuse("seq is not printed"),
@@ -183,7 +182,9 @@ class _Reader:
     def _offload(self) -> Offload:
         text = self.run.text("offload").lower()
         if text in ("", "no", "none"):
-            return Offload.NONE
+            away = self.stack.keeps_checkpoints_away and words.recompute(self.run.text("recompute")) == Recompute.FULL
+            said = "what enters layers in the host's memory, as in the stack's own scripts"
+            return self._assume(said, Offload.ACTIVATIONS) if away else Offload.NONE
         if text.startswith("act"):
             return Offload.ACTIVATIONS
         if text.startswith(("opt", "cpu-adam", "cpu_adam")):
@@ -243,6 +244,8 @@ class _Reader:
     def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
         """What is sharded, and over how many of the data ranks."""
         text = words.sharding(self.run.text("zero"))
+        if not text and re.search(r"\bfsdp=\d", self.run.text("extra").lower()):
+            text = "3"
         if not text and data > 1 and self.stack.is_recent:
             text = self._assume("optimizer state sharded", "1")
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}
@@ -256,7 +259,7 @@ class _Reader:
             text = self._assume("parameters divided in a slice and whole in every other, as MaxText has it", "hsdp")
         if text == "hsdp":
             shard = self._shard_in_domain(machines)
-        if group := re.search(r"zero1 group=([1-9]\d*)", self.run.text("extra")):
+        if group := re.search(r"(?:zero1 group|\bfsdp)=([1-9]\d*)", self.run.text("extra").lower()):
             shard = int(group[1])
         if data % shard:
             _refuse(f"{data} data ranks are not whole shard groups of {shard}")
@@ -278,9 +281,8 @@ class _Reader:
 
     def _recompute(self) -> Recompute:
         text = words.recompute(self.run.text("recompute"))
-        modules = re.search(r"recompute_modules=(\S+)", self.run.text("extra"))
-        if text == Recompute.SELECTIVE and modules and "core_attn" not in modules[1]:
-            return self._assume("norms and activations computed again for nothing", Recompute.NONE)
+        if self.stack.modules and "core_attn" not in self.stack.modules:
+            return self._assume("norms and activations computed again for nothing", Recompute.SELECTIVE)
         if not text and self.stack.recomputes:
             return self._assume("every layer computed again, as in the stack's own scripts", Recompute.FULL)
         if not text:
@@ -306,7 +308,7 @@ class _Reader:
         if said := _STAGE_LAYERS.search(extra):
             return self._said_edges([int(count) for count in re.split(r"\s*[+,]\s*", said[1])], layers, stages)
         if said := _MODULES.search(extra):
-            return self._said_edges(_between([int(bound) for bound in said[1].split(",")], layers), layers, stages)
+            return self._said_edges(between([int(bound) for bound in said[1].split(",")], layers), layers, stages)
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
         alike = layers % stages > 0 and (layers + 2) % stages == 0
         if stages > 2 and (layers < stages <= layers + 2 or alike):
@@ -314,10 +316,10 @@ class _Reader:
         if stages > layers + (2 if fewer else 0):
             _refuse(f"{layers} layers do not fill {stages} stages")
         if fewer:
-            return _even(layers, stages, fewer_at_ends=True)
+            return even(layers, stages, fewer_at_ends=True)
         if stages > 1 and layers % stages:
             self.assumed.append("layers as equal as can be over the stages")
-        return _even(layers, stages, fewer_at_ends=False)
+        return even(layers, stages, fewer_at_ends=False)
 
     def _said_edges(self, each: list[int], layers: int, stages: int) -> list[int]:
         """As `_edges`, with so many layers in `each` stage."""
@@ -338,60 +340,6 @@ def _slice_of(machines: ClusterSpec) -> int:
     """Devices that one torus joins, as far as there are so many."""
     group = machines.groups[0]
     return min(group.rack_nodes or group.num_nodes, group.num_nodes) * group.devices_per_node
-
-
-def _between(bounds: Sequence[int], layers: int) -> list[int]:
-    """Layers of each stage between `bounds`, which count layers alone or all modules of DeepSpeed's GPT2ModelPipe."""
-    before = _BEFORE if bounds[-1] == layers + _AROUND else 0
-    inside = [min(max(bound - before, 0), layers) for bound in bounds]
-    return [stop - start for start, stop in pairwise(inside)]
-
-
-def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
-    """Blocks before each stage: the embedding is of the first and the head of the last."""
-    total = layers + (2 if fewer_at_ends else 0)
-    bounds = [0]
-    for stage in range(stages):
-        held = total // stages + (stage < total % stages)
-        held += 0 if fewer_at_ends else (stage == 0) + (stage == stages - 1)
-        bounds.append(bounds[-1] + held)
-    return bounds
-
-
-def _stages(
-    edges: Sequence[int],
-    settings: BlockGroup,
-    *,
-    ranks: Sequence[int],
-    layers_away: int | None,
-    again: int | None,
-) -> tuple[Stage, ...]:
-    """Stages between `edges` on their `ranks`; what is offloaded is of the first `layers_away` of each, and what is
-    computed again of the first `again`, where said."""
-    return tuple(
-        Stage(rank=rank, groups=_groups(replace(settings, start=start, stop=stop), layers_away, again))
-        for rank, (start, stop) in zip(ranks, pairwise(edges), strict=True)
-    )
-
-
-def _groups(whole: BlockGroup, layers_away: int | None, again: int | None) -> tuple[BlockGroup, ...]:
-    if layers_away is None and again is None:
-        return (whole,)
-    here, redone = (
-        whole.stop if count is None else min(whole.start + count + (whole.start == 0), whole.stop)
-        for count in (layers_away, again)
-    )
-    bounds = sorted({whole.start, here, redone, whole.stop})
-    return tuple(
-        replace(
-            whole,
-            start=start,
-            stop=stop,
-            offload=whole.offload if stop <= here else Offload.NONE,
-            recompute=whole.recompute if stop <= redone else Recompute.NONE,
-        )
-        for start, stop in pairwise(bounds)
-    )
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -9,6 +9,8 @@ from typing import TypeVar
 from meshwright.replay import words
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
+from meshwright.spec.optimizer import Master, Moments, OptimizerSpec
+from meshwright.spec.plan import Recompute
 
 T = TypeVar("T")
 EIGHT_BIT = {
@@ -72,7 +74,7 @@ class Stack:
         if self._is_xla:
             fused = self._fuses(unless=self.has(_XLA_2022))
             young = "xla" if self._device.kind is DeviceKind.TPU else "xla-gpu"
-            return young if fused else "xla-2022"
+            return f"{young}{self._kept_by_policy()}" if fused else "xla-2022"
         for name, software in _TORCH.items():
             if self.has((name,)):
                 return self._titan() if self.has(("torchtitan",)) else self._eager() if name == "fsdp" else software
@@ -104,6 +106,20 @@ class Stack:
         return self.has(("deepspeed 3d", *_REMATERIALIZES))
 
     @property
+    def keeps_checkpoints_away(self) -> bool:
+        """Megatron with ZeRO-3 of microsoft/DeepSpeedExamples, whether or not its optimizer is: --checkpoint-in-cpu in
+        Megatron-LM-v1.1.5-ZeRO3/examples, and in the scripts of its users (bigscience's gpt2-meg-ds-zero)."""
+        return self.has(("v1.1.5 zero-3", "v1.1.5-zero3"))
+
+    def optimizer(self) -> OptimizerSpec:
+        """AdamW; of NeMo AutoModel all in bf16, which its models are made in unless told otherwise (from_config in
+        _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
+        if not self.has(("automodel",)):
+            return OptimizerSpec()
+        narrow = OptimizerSpec(state=Moments.BF16, master=Master.BF16_STOCHASTIC)
+        return self._assume("parameters, gradients and moments in bf16, the stack's default", narrow)
+
+    @property
     def divides_sequences(self) -> bool:
         """Whether features between tensor ranks' parts are theirs by token unless a run says otherwise.
 
@@ -130,6 +146,12 @@ class Stack:
         all (configs/base.yml: dcn_data_parallelism is -1, dcn_fsdp_parallelism 1)."""
         tpu = self._device.kind is DeviceKind.TPU
         return tpu and self.has(("maxtext",)) and "dcn_fsdp" not in self._run.text("extra")
+
+    @property
+    def modules(self) -> str:
+        """Of Megatron-Core's layers those that the run says are computed again, with a plus between; else nothing."""
+        said = re.search(r"recompute_modules=(\w+(?:\+\w+)*)", self._run.text("extra"))
+        return said[1] if said and words.recompute(self._run.text("recompute")) == Recompute.SELECTIVE else ""
 
     @property
     def vocabulary_rows(self) -> int:
@@ -189,6 +211,10 @@ class Stack:
         """PyTorch itself, with fused attention or as before there was one."""
         return "torch" if self._fuses(unless=False) else "torch-2021"
 
+    def _kept_by_policy(self) -> str:
+        """What MaxText's policy keeps beside what products give: under `..._except_mlp` attention and its products."""
+        return "-keeps-attention" if "except_mlp" in self._run.text("recompute").lower() else ""
+
     def _megatron(self) -> str:
         flash = self._run.is_yes("flash")
         if flash is None:
@@ -225,7 +251,8 @@ class Stack:
             return self._assume("tokens cross to a node once, beside other work (2412.19437)", f"megatron-core{_BOTH}")
         name = "nemo" if self.is_tuned else "megatron-core"
         name = "megatron-bridge" if self.has(("megatron-bridge",)) else name
-        return name + ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
+        name += ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
+        return f"{name}:{self.modules}" if self.modules else name
 
     def _assume(self, what: str, value: T) -> T:
         self._assumed.append(what)

@@ -1,0 +1,67 @@
+"""Seconds of what backward does again of a block: a whole forward, the scores, or chosen products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from meshwright.cost.compute import PassSeconds
+from meshwright.cost.mixture_work import MIXTURE
+from meshwright.cost.operators import FEED_FORWARD
+from meshwright.cost.repeated import SCORES, Repeated
+from meshwright.cost.software import Software
+from meshwright.cost.table import BoolArray
+from meshwright.cost.waits import Timed
+from meshwright.cost.work import FloatArray, PartWork, Product
+
+_RAISE = ("kv_up", "query_up")
+
+
+def scores(passes: Iterable[PassSeconds], software: Software) -> Iterable[FloatArray]:
+    """Seconds of every part's scores forward, where they are run again."""
+    return (part.core for part in passes) if Repeated.SCORES in software.repeats else ()
+
+
+def products_again(
+    works: tuple[PartWork, ...], seconds: Callable[[PartWork], PassSeconds], software: Software
+) -> list[FloatArray]:
+    """Seconds of the products that selective recompute runs again, part by part, with the work between them.
+
+    Norms and activations alone are computed again for nothing, and so is what experts are sent.
+    """
+    if software.repeats <= SCORES:
+        return []
+    found = []
+    for part in works:
+        chosen = _chosen(part, software)
+        if chosen:
+            traffic = part.traffic if part.name in (FEED_FORWARD, MIXTURE) else 0.0
+            told = seconds(replace(part, products=chosen, traffic=traffic))
+            found.append(told.forward - told.core)
+    return found
+
+
+def _chosen(part: PartWork, software: Software) -> tuple[Product, ...]:
+    """Of `part` the products that run again: what stops early leaves out the last one, whose result nothing reads."""
+    repeats = software.repeats
+
+    def inside(one: Product, last: str) -> bool:
+        return not (software.stops_early and last in one.of)
+
+    if part.name == FEED_FORWARD:
+        return tuple(one for one in part.products if inside(one, "down")) if Repeated.DENSE in repeats else ()
+    if part.name != MIXTURE:
+        raised = Repeated.LATENTS in repeats
+        return tuple(one for one in part.products if raised and any(name in _RAISE for name in one.of))
+    shared = [one for one in part.products if any(name.startswith("shared.") for name in one.of)]
+    kept = [one for one in shared if Repeated.SHARED in repeats and inside(one, "shared.down")]
+    experts = part.products[1:2] if software.stops_early else part.products[1:3]
+    return (*(experts if Repeated.EXPERTS in repeats else ()), *kept)
+
+
+def again(whole: Timed, chosen: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:
+    """What backward does again: a forward, or what of it is `chosen`."""
+    work = np.where(full, whole.work, np.where(selective, chosen, 0.0))
+    return Timed(work=work, stall=np.where(full, whole.stall, 0.0))
