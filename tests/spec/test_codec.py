@@ -104,7 +104,7 @@ def test_what_stands_for_a_table_is_told_with_the_keys_of_one() -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(says)):
             codec.decode(JobSpec, {"optimizer": value}, "job")
-    with pytest.raises(ConfigError, match="such as job.checkpoint.every_steps, "):
+    with pytest.raises(ConfigError, match=r"such as job\.checkpoint\.every_steps, "):
         codec.decode(JobSpec, {"checkpoint": 5}, "job")
 
 
