@@ -139,6 +139,7 @@ def test_ways_to_meet_are_rows_of_explain_under_their_heads() -> None:
     (head,) = [index for index, line in enumerate(shown) if line.startswith("way to meet")]
     assert shown[head + 1].split("  ")[0] == "topk of 0.01"
     assert "50.0 % more, does not fit" in shown[head + 1]
+    assert "loss" not in shown[head], "none of these was measured"
 
 
 def test_a_row_and_a_name_say_that_gradients_are_compressed() -> None:

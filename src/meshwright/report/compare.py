@@ -172,9 +172,9 @@ def _compared(files: Sequence[RunFiles], one: Side, other: Side, *, measured: bo
         models = f"{names[0]} and {names[1]}" if names[0] != names[1] else f"two models that are called {names[0]}"
         return f"No verdict: they train {models}. {one.name} trains {ours}, {other.name} {theirs}."
     verdict = _verdict(one, other, measured=measured, doubtful=not measured and _overlap(files, one, other))
-    ours, theirs = (design.cluster for design in designs)
-    if not measured and ours != theirs and ours.name == theirs.name:
-        verdict += f" The figures of {ours.name} are others in the two, and so part of that is not the plans'."
+    machines = [design.cluster for design in designs]
+    if not measured and machines[0] != machines[1] and machines[0].name == machines[1].name:
+        verdict += f" The figures of {machines[0].name} are others in the two, and so part of that is not the plans'."
     lengths = [design.plan.sequence_length for design in designs]
     if lengths[0] == lengths[1]:
         return verdict

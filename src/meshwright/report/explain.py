@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.report.loss_gap import LossGap, loss_gap, meets_otherwise, twin
-from meshwright.report.meetings import WAYS, Meetings, Way, meetings, way_cells
+from meshwright.report.meetings import Meetings, Way, meetings, ways_cells
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.search.low_rank import advise_low_rank, foresee_low_rank
 from meshwright.spec.report import Gap, Line, LineName, Report, diff
@@ -78,7 +78,7 @@ class Explanation:
             table.append((name, _bytes(entry.predicted), _bytes(entry.measured), signed_bytes(gap)))
         known = [column == 0 or any(cells[column] != UNKNOWN for cells in table[1:]) for column in range(4)]
         kept = [[cell for cell, shown in zip(cells, known, strict=True) if shown] for cells in table]
-        ways = ("", *_aligned([WAYS, *map(way_cells, self.ways)])) if self.ways else ()
+        ways = ("", *_aligned(ways_cells(self.ways))) if self.ways else ()
         return (f"{self.name}: {self.plan}", self.headline, *self.sentences, *ways, "", *_aligned(kept))
 
 

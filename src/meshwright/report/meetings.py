@@ -43,13 +43,21 @@ class Way:
         return (much if abs(self.change) >= LEAST else "as long") + ("" if self.fits else ", does not fit")
 
 
-WAYS = ("way to meet", "learners", "step", "beside this plan", "loss above every step")
-
-
-def way_cells(way: Way) -> tuple[str, ...]:
-    """What the columns of WAYS hold."""
-    loss = way.loss.figure if way.loss else "-"
-    return (way.words, f"{way.learners:,}", format_seconds(way.step_seconds), way.beside, loss)
+def ways_cells(ways: Sequence[Way]) -> list[tuple[str, ...]]:
+    """The table of ways, its head first; losses where any of them was measured."""
+    head = ("way to meet", "learners", "step", "beside this plan", "loss above every step")
+    rows = [
+        (
+            way.words,
+            f"{way.learners:,}",
+            format_seconds(way.step_seconds),
+            way.beside,
+            way.loss.figure if way.loss else "-",
+        )
+        for way in ways
+    ]
+    columns = len(head) if any(way.loss for way in ways) else len(head) - 1
+    return [cells[:columns] for cells in (head, *rows)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from meshwright.report.curves import loss_figure, speed_figure
 from meshwright.report.diagnosis import incident_lines
 from meshwright.report.explain import UNKNOWN, Explanation, explain_files
 from meshwright.report.figure import Figure, Table
-from meshwright.report.meetings import WAYS, way_cells
+from meshwright.report.meetings import ways_cells
 from meshwright.report.plans import PlansView, layout_table, plans_view
 from meshwright.report.run_files import RunFiles
 from meshwright.report.time_spent import goodput_figure
@@ -116,7 +116,10 @@ def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunVi
 
 def ways_table(explanation: Explanation) -> Table | None:
     """The ways in which ranks could meet; None where they do not."""
-    return Table(headers=WAYS, rows=tuple(map(way_cells, explanation.ways))) if explanation.ways else None
+    if not explanation.ways:
+        return None
+    head, *rows = ways_cells(explanation.ways)
+    return Table(headers=head, rows=tuple(rows))
 
 
 def _tiles(files: RunFiles) -> tuple[Tile, ...]:
