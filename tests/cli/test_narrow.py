@@ -10,6 +10,7 @@ from rich.console import Console, RenderableType
 
 from meshwright import replay, search
 from meshwright.cli import main
+from meshwright.cli.output import LEAST_COLUMNS
 from meshwright.report import terminal, terminal_validation
 from meshwright.search import Decision
 from tests.search import search_samples as samples
@@ -78,6 +79,17 @@ def test_a_command(
         assert main([*command.split(), *[str(tmp_path / "plan.json")] * plans]) == 0
         said.append(capsys.readouterr().out.replace(str(tmp_path), ""))
     _unbroken(*said)
+
+
+@pytest.mark.parametrize("columns", ["1", "7"])
+def test_no_line_is_too_narrow_for_words(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["models"]) == 0
+    shown = capsys.readouterr().out
+    assert "llama-2m" in shown
+    assert max(map(len, shown.splitlines())) == LEAST_COLUMNS
 
 
 def test_scores_of_published_runs() -> None:

@@ -17,6 +17,7 @@ from meshwright.lab.links import Pair
 from meshwright.report.congestion import Congestion, Relief, TierUse
 from meshwright.report.diagnosis import Diagnosis, RankUse
 from meshwright.report.loss_gap import LossGap
+from meshwright.report.meetings import Way
 from meshwright.run.outcome import Outcome
 from meshwright.spec.chaos import Chaos, Struck
 from meshwright.spec.goodput import Goodput, Interruption
@@ -78,6 +79,7 @@ def test_every_key_that_is_printed_is_documented(tmp_path: Path, capsys: pytest.
     _same("an error of any command", [*error, *error["error"]])
     _same("`train`", [field.name for field in fields(Outcome)])
     _same("a `loss_gap`, null where none is known", [field.name for field in fields(LossGap)])
+    _same("each of `ways` to meet", [field.name for field in fields(Way)])
     _same("`goodput`", [field.name for field in fields(Goodput)])
     _same("each of `interruptions`", [field.name for field in fields(Interruption)])
     _keys_of_a_diagnosis()

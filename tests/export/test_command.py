@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def test_writes_a_file_that_is_read_back(plan: Path, peer: Peer, capsys: pytest.
     assert main(["export", str(plan), "--to", peer.value, "--out", str(out)]) == 0
     told = capsys.readouterr()
     assert "kept    shard" in told.out
+    assert re.search(r"kept    stages +blocks 0 to \d+ on rank 0$", told.out, re.MULTILINE)
     assert "lost    document mask" in told.out
     assert "read back as the plan" in told.err
     assert read(out.read_text(), to=peer).shard == 8
@@ -71,7 +73,10 @@ def test_what_cannot_be_said_exits_3_and_writes_nothing(plan: Path, capsys: pyte
     [
         (["plan.json", "--to", "megatrom"], "did you mean megatron-lm"),
         (["nothing.json", "--to", "deepspeed"], "nothing.json"),
-        (["plan.json", "--to", "deepspeed", "--check", "nothing.sh"], "cannot be read"),
+        (
+            ["plan.json", "--to", "deepspeed", "--check", "plan.jsn"],
+            "no such file; did you mean 'plan.json'?",
+        ),
         (["plan.json", "--to", "deepspeed", "--check", "plan.json", "--out", "x"], "--check writes nothing"),
         (["plan.json"], "--to"),
     ],

@@ -51,6 +51,24 @@ def test_steps_that_do_not_do_the_same_are_compared_by_tokens(tmp_path: Path) ->
     assert found.settings["batch"] == ("1,048,576 tokens", "2,097,152 tokens")
 
 
+def test_machines_of_one_name_and_unlike_figures_are_told(tmp_path: Path) -> None:
+    design = write(tmp_path / "a.json")
+    (group,) = design.cluster.groups
+    slower = replace(group, nic=replace(group.nic, bandwidth=0.5 * group.nic.bandwidth))
+    for origin, said in (
+        (Origin.ANALYTIC, f"{design.cluster.name}, with other figures"),
+        (Origin.CALIBRATED, f"{design.cluster.name}, calibrated"),
+    ):
+        cluster = replace(design.cluster, groups=(slower,), origin=origin)
+        (tmp_path / "b.json").write_text(replace(design, cluster=cluster).to_json())
+        found = compare(tmp_path / "a.json", tmp_path / "b.json")
+        assert found.settings["cluster"][1] == said
+        assert f"The figures of {design.cluster.name} are others in the two" in found.verdict
+    same = compare(tmp_path / "a.json", tmp_path / "a.json")
+    assert "cluster" not in same.settings
+    assert "figures" not in same.verdict
+
+
 def test_of_different_models_there_is_no_verdict(tmp_path: Path) -> None:
     design = write(tmp_path / "a.json")
     other = meshwright.design("gpt3-1.3b", "16xH100", meshwright.JobSpec(batch_tokens=BATCH), top=1).design

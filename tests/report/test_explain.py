@@ -95,8 +95,10 @@ def test_a_plan_is_explained_by_its_prediction(tmp_path: Path) -> None:
 def test_the_text_is_aligned_and_the_value_is_json(run_dir: Path) -> None:
     found = explain(run_dir)
     lines = found.lines()
-    table = lines[lines.index("") + 1 :]
-    assert len({len(line) for line in table}) == 1
+    first, second = (index for index, line in enumerate(lines) if not line)
+    ways, table = lines[first + 1 : second], lines[second + 1 :]
+    assert len(ways) == len(found.ways) + 1
+    assert len({len(line) for line in ways}) == len({len(line) for line in table}) == 1
     document = json.loads(json.dumps(encode(found)))
     assert document["rows"][1]["name"] == "gradient collectives"
     assert document["rows"][1]["words"] == "gradient collectives took 39.0 ms: 21.0 ms more than 18.0 ms"

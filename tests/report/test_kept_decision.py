@@ -48,7 +48,7 @@ def decision() -> Decision:
         ("front.0.peak_bytes", float("inf"), "front[0].peak_bytes: expected a number, got inf"),
         ("report.model_flops", float("nan"), "report.model_flops: expected a number, got nan"),
         ("report", [], "report: expected a table of Report, got []"),
-        ("settled", 3, "settled: expected bool, got 3"),
+        ("settled", 3, "settled: expected true or false, got 3"),
         ("priced", -1, "priced: -1 is below 0"),
         ("unheard", 1, "unheard: unknown key"),
         ("design.plan.stages.0.groups.0.precision", "fp8", "fp8 is not the job's bf16 (rule precision-is-asked)"),

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from meshwright.cost import predict
 from meshwright.cost.ways import met_over, ways_of_meeting
-from meshwright.report.meetings import _alternatives, meeting_sentences
+from meshwright.report.explain import Explanation, explain_files
+from meshwright.report.meetings import Meetings, Way, meetings
+from meshwright.report.rows import setting_words
+from meshwright.report.run_files import RunFiles
+from meshwright.spec.compression import TopK
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import SyncKind
@@ -17,8 +22,18 @@ from meshwright.spec.units import format_bytes, format_seconds
 from tests.cost.test_rounds import met
 
 
+def met_as(design: Design) -> Meetings:
+    return meetings(design, predict(design))
+
+
 def told(design: Design) -> list[str]:
-    return list(meeting_sentences(design, predict(design)))
+    return list(met_as(design).sentences)
+
+
+def explained(design: Design) -> Explanation:
+    report = predict(design)
+    files = RunFiles(path=Path("plan.json"), name="plan", is_plan=True, design=design, predicted=report)
+    return explain_files(files)
 
 
 @pytest.mark.parametrize("kind", [SyncKind.STREAMING, SyncKind.DILOCO])
@@ -70,28 +85,33 @@ def test_what_crosses_two_tiers_has_its_exposed_and_hidden_seconds_on_each() -> 
     assert slow == pytest.approx(10.0 * fast, rel=0.1)
 
 
-def test_the_choice_and_what_every_other_way_would_take_and_cost_in_loss_are_told() -> None:
+def test_the_choice_and_what_every_other_way_would_take_and_cost_in_loss_are_a_table() -> None:
     design = met(SyncKind.STREAMING)
     own, *others = ways_of_meeting(design)
-    (ways,) = [line for line in told(design) if "other ways would take" in line]
-    assert ways.startswith(f"This plan's ranks meet as {own.words}; for its layout")
-    assert len(others) > len(SyncKind) - 2
-    assert f"{own.words} " not in ways.partition("would take: ")[2]
+    found = met_as(design)
+    (says,) = [line for line in found.sentences if "the table of ways" in line]
+    assert says.startswith(f"This plan's ranks meet as {own.words}; ")
+    first, *rest = found.ways
+    assert (first.words, first.is_plan, first.change, first.beside) == (own.words, True, 0.0, "this plan")
+    assert len(rest) > len(SyncKind) - 2
+    assert own.words not in {way.words for way in rest}
+    seconds = {way.words: way.step_seconds for way in rest}
     for way in others:
         words = "in every step" if way.kind is SyncKind.EVERY_STEP and not way.compression else way.words
-        assert way.words == own.words or f"{words} {format_seconds(way.step_seconds)} (" in ways
-    (losses,) = [line for line in told(design) if line.startswith("Loss above that")]
-    assert re.search(r"streaming [+-]\d\.\d{3} nats \(.*; .+\)", losses)
+        assert way.words == own.words or seconds[words] == way.step_seconds
+    assert first.loss is not None
+    losses = [line for line in found.sentences if line.startswith("Loss of streaming above that of every step")]
+    assert len(losses) == 1
+    assert re.search(r": [+-]\d\.\d{3} nats \(.*; .+\)\.$", losses[0])
 
 
 def test_a_plan_without_rounds_meets_in_every_step_and_ways_that_take_as_long_say_so() -> None:
-    design = met(SyncKind.EVERY_STEP)
-    own, *others = ways_of_meeting(design)
-    (ways,) = [line for line in told(design) if "other ways would take" in line]
-    assert ways.startswith("This plan's ranks meet in every step; for its layout")
-    alike = [replace(way, step_seconds=own.step_seconds) for way in others]
-    assert "(as long" in _alternatives((own, *alike), waits="")
-    assert "0.0 %" not in _alternatives((own, *alike), waits="")
+    found = met_as(met(SyncKind.EVERY_STEP))
+    (says,) = [line for line in found.sentences if "the table of ways" in line]
+    assert says.startswith("This plan's ranks meet in every step; ")
+    alike = replace(found.ways[1], change=1e-5, fits=True)
+    assert alike.beside == "as long"
+    assert replace(alike, change=-0.069).beside == "6.9 % less"
 
 
 def test_a_way_of_meeting_that_memory_has_no_room_for_is_told() -> None:
@@ -106,7 +126,25 @@ def test_a_way_of_meeting_that_memory_has_no_room_for_is_told() -> None:
     own, *others = ways_of_meeting(tight)
     assert own.fits
     assert not any(way.fits for way in others if way.every)
-    (ways,) = [line for line in told(tight) if "other ways would take" in line]
+    beside = {way.words: way.beside for way in met_as(tight).ways}
     for way in others:
         if way.every:
-            assert re.search(rf"{re.escape(way.words)} [^()]*\([^()]*and does not fit\)", ways), way.words
+            assert beside[way.words].endswith(", does not fit"), way.words
+
+
+def test_ways_to_meet_are_rows_of_explain_under_their_heads() -> None:
+    design = met(SyncKind.EVERY_STEP)
+    way = Way(words="topk of 0.01", learners=1, step_seconds=0.1, change=0.5, fits=False, is_plan=False, loss=None)
+    shown = replace(explained(design), ways=(way,)).lines()
+    (head,) = [index for index, line in enumerate(shown) if line.startswith("way to meet")]
+    assert shown[head + 1].split("  ")[0] == "topk of 0.01"
+    assert "50.0 % more, does not fit" in shown[head + 1]
+    assert "loss" not in shown[head], "none of these was measured"
+
+
+def test_a_row_and_a_name_say_that_gradients_are_compressed() -> None:
+    plan = met(SyncKind.EVERY_STEP).plan
+    compressed = replace(plan, gradients=replace(plan.gradients, compression=TopK()))
+    for words in (setting_words(compressed), compressed.describe()):
+        assert "replicas meet in every step by topk of 0.01" in words
+    assert "meet" not in setting_words(plan) + plan.describe()

@@ -265,7 +265,7 @@ CASES = {
     "microbatches-fill": Case(
         lambda: D(microbatch=16, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=1)),
         lambda: D(microbatch=16, schedule=Schedule(microbatches=1)),
-        "1 microbatches do not fill a pipeline of 2 under 1f1b",
+        "1 microbatch does not fill a pipeline of 2 under 1f1b",
     ),
     "microbatches-pair": Case(
         lambda: reranked(D(schedule=replace(PAIRED, microbatches=8)), 0, 1, 1, 0),
@@ -276,6 +276,11 @@ CASES = {
         lambda: D(schedule=INTERLEAVED),
         lambda: D(microbatch=1, schedule=replace(INTERLEAVED, microbatches=5), asked=samples.job(sequences=10)),
         "5 microbatches are not whole rounds of pipeline 2",
+    ),
+    "schedule-has-one-name": Case(
+        lambda: D(microbatch=8, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=2)),
+        lambda: D(microbatch=8, schedule=Schedule(kind=ScheduleKind.ZERO_BUBBLE_H2, microbatches=2)),
+        "2 microbatches under zb-h2 on 2 pipeline ranks is zb-h1 by another name",
     ),
     "context-divides": Case(
         lambda: D(context=2, shard=1, asked=HALF),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
-from meshwright.schedule import NAMED, placement
+from meshwright.schedule import NAMED, build, placement
 from meshwright.schedule import problems as schedule_problems
 from meshwright.schedule.build import LOOPS, V_SHAPES
+from meshwright.schedule.table import Table
 from meshwright.search import RULES, Rule, Scope, check
-from meshwright.search.degree_rules import batch_is_asked, least_microbatches, sharding_has_ranks
+from meshwright.search.degree_rules import batch_is_asked, least_microbatches, namesake, sharding_has_ranks
 from meshwright.search.extent_rules import extents_divide
 from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
@@ -262,6 +264,21 @@ def test_what_fills_a_pipeline_and_rounds_is_what_build_gives(kind: ScheduleKind
         unbuilt = schedule_problems(kind, **sizes)
         assert ("microbatches-fill" in heard) == (microbatches < least)
         assert bool(heard.keys() - {"microbatches-fill"}) == bool(unbuilt)
+
+
+@pytest.mark.parametrize("pipeline", [1, 2, 3, 4])
+def test_the_search_has_one_name_for_one_order_of_passes(pipeline: int) -> None:
+    for microbatches in range(1, 2 * pipeline + 2):
+        seen: dict[Table, ScheduleKind] = {}
+        for kind, chunks, slices in product(NAMED, (1, 2), (1, 2, 4)):
+            sizes = {"pipeline": pipeline, "microbatches": microbatches, "slices": slices}
+            alone = pipeline == 1 and kind not in (ScheduleKind.ONE_F_ONE_B, ScheduleKind.BREADTH_FIRST)
+            single = (kind in LOOPS and chunks == 1) or (kind is ScheduleKind.SEQUENCE_1F1B and slices == 1)
+            unfilled = microbatches < least_microbatches(kind, pipeline=pipeline, slices=slices)
+            unbuilt = schedule_problems(kind, chunks=chunks, **sizes)
+            if alone or single or unfilled or unbuilt or namesake(kind, **sizes):
+                continue
+            assert seen.setdefault(build(kind, chunks=chunks, **sizes), kind) is kind, (kind, sizes)
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,14 @@ def test_what_each_rule_refused_is_counted_with_an_example() -> None:
     assert "zero2" in found["keeps-constraints"].example
 
 
+def test_one_microbatch_on_one_pipeline_rank_has_one_schedule() -> None:
+    job = samples.job(sequences=8, constraints=Constraints(fix={"pipeline": 1}))
+    table = space(samples.model(), samples.cluster(), job).table
+    kinds = [SCHEDULES[kind] for kind in table.schedule[table.microbatches == 1]]
+    assert set(kinds) == {ScheduleKind.ONE_F_ONE_B}
+    assert SCHEDULES.index(ScheduleKind.BREADTH_FIRST) in table.schedule[table.microbatches > 1]
+
+
 def test_constraints_are_kept() -> None:
     constraints = Constraints(fix={"tensor": 2, "zero": 3, "microbatch": "2"}, forbid=("pipeline", "recompute=full"))
     table = space(samples.model(), samples.cluster(), samples.job(constraints=constraints)).table

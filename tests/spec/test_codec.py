@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 
 import pytest
@@ -67,14 +68,44 @@ def test_missing_fields_and_wrong_types() -> None:
         codec.decode(Pair, {})
     with pytest.raises(ConfigError, match=r"expected a whole number, got 1\.5"):
         codec.decode(Pair, {"left": 1.5})
-    with pytest.raises(ConfigError, match="expected a whole number, got True"):
+    with pytest.raises(ConfigError, match="expected a whole number, got true"):
         codec.decode(Pair, {"left": True})
+    with pytest.raises(ConfigError, match="expected a whole number, got null"):
+        codec.decode(Pair, {"left": None})
     with pytest.raises(ConfigError, match="expected a table of Pair"):
         codec.decode(Pair, [1])
 
 
 def test_numbers_may_carry_units() -> None:
     assert codec.decode(JobSpec, {"batch_tokens": "4Mi"}).batch_tokens == 4 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "says"),
+    [
+        ("nic.bandwidth", "5ms", "'5ms' is not bytes a second; write for example 450GB/s or 400Gbit/s"),
+        ("nic.bandwidth", "5GB", "'5GB' is not bytes a second; write 5GB/s"),
+        ("nic.latency_seconds", "5GB", "'5GB' is not a time; write for example 15us"),
+        ("device.memory_bytes", "80GB/s", "'80GB/s' is not a number of bytes; write 80GB"),
+        ("device.peak_flops.bf16", "80GB", "'80GB' is not FLOP/s; write for example 989TFLOP/s"),
+        ("device.hours_between_failures", "50000h", "'50000h' is not a plain number; write it without a unit"),
+        ("nics", "4ms", "'4ms' is in seconds and a count is expected"),
+    ],
+)
+def test_the_unit_of_another_measure_is_refused(path: str, text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        codec.read_number(text, whole=path == "nics", where=path)
+
+
+def test_what_stands_for_a_table_is_told_with_the_keys_of_one() -> None:
+    for value, says in (
+        ("adamw", "job.optimizer: expected a table, got 'adamw'; write job.optimizer.kind = \"adamw\""),
+        (True, "expected a table, got true; give its keys, first job.optimizer.kind: adafactor, adamw, muon, sgd"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            codec.decode(JobSpec, {"optimizer": value}, "job")
+    with pytest.raises(ConfigError, match=r"such as job\.checkpoint\.every_steps, "):
+        codec.decode(JobSpec, {"checkpoint": 5}, "job")
 
 
 def test_a_tagged_union_is_chosen_by_its_kind_alone() -> None:

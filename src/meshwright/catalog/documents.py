@@ -56,8 +56,7 @@ def read(path: str | Path) -> Document:
     Raises ConfigError when the file is missing (with near names in its folder), is a folder, is not text, or is not
     well formed (with line and column).
     """
-    name, file = str(path), Path(path)
-    text = _text(file, name)
+    name, text = str(path), read_text(path)
     deep = ConfigError(Problem(what="nested too deep", where=name))
     is_toml = name.lower().endswith(".toml")
     if is_toml and _LONG_KEY.search(text):
@@ -138,7 +137,9 @@ def _located(problem: Problem, document: Document, root: str, sets: Sequence[str
     return replace(problem, where=place_of(path, document, sets=sets) or root)
 
 
-def _text(file: Path, name: str) -> str:
+def read_text(path: str | Path, *, form: str = "a TOML or JSON file") -> str:
+    """The text of the file `path`, which should be `form`. Raises ConfigError as `read` does where there is none."""
+    name, file = str(path), Path(path)
     try:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
@@ -152,12 +153,12 @@ def _text(file: Path, name: str) -> str:
         raise ConfigError(Problem(what=f"cannot be read: {getattr(error, 'strerror', error)}", where=name)) from None
     if len(content) > _MOST_BYTES:
         what = f"is longer than {_MOST_BYTES // 2**20} MiB"
-        raise ConfigError(Problem(what=what, where=name, fix="expected a TOML or JSON file"))
+        raise ConfigError(Problem(what=what, where=name, fix=f"expected {form}"))
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         what = f"is not text: byte {error.start} is not UTF-8"
-        raise ConfigError(Problem(what=what, where=name, fix="expected a TOML or JSON file")) from None
+        raise ConfigError(Problem(what=what, where=name, fix=f"expected {form}")) from None
     if "\0" in text:
         raise ConfigError(Problem(what="is not text: it holds a zero byte", where=name))
     return text

@@ -30,11 +30,21 @@ class MeasuredGap:
     @property
     def words(self) -> str:
         """`eager +0.127 nats (5.4 M parameters, 2 ranks, every 11 steps, 154 K tokens; benchmarks/network/run.py)`."""
+        return f"{self.word} {self.figure} ({self.where})"
+
+    @property
+    def figure(self) -> str:
+        """`+0.127 nats`."""
+        return f"{self.nats:+.3f} nats"
+
+    @property
+    def where(self) -> str:
+        """`5.4 M parameters, 2 ranks, every 11 steps, 154 K tokens; benchmarks/network/run.py`."""
         said = [f"{format_count(self.parameters)} parameters", f"{self.ranks} rank{'s' * (self.ranks > 1)}"]
         said += [f"every {self.every} steps"] if self.every else []
         said += [f"{self.ratio:g} of the rank from a quarter of the run on"] if self.ratio else []
         said += [f"{format_count(self.tokens)} tokens"] if self.tokens else []
-        return f"{self.word} {self.nats:+.3f} nats ({', '.join(said)}; {self.source})"
+        return f"{', '.join(said)}; {self.source}"
 
 
 _LAW = "2503.09799, table of scaling laws"

@@ -45,16 +45,14 @@ def export(
 
 def _checked(design: Path, to: str, file: Path, *, out: Path | None) -> tuple[Line, ...]:
     from meshwright import catalog
+    from meshwright.catalog.documents import read_text
     from meshwright.export import check, peer_named
     from meshwright.spec.errors import ConfigError, Problem
 
     if out is not None:
         raise ConfigError(Problem(where="--check", what="--check writes nothing", fix="leave --out away"))
     peer = peer_named(to)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem(where=str(file), what="cannot be read", why=str(error))) from error
+    text = read_text(file, form=f"a file that {peer.value} is started with")
     return check(catalog.load_design(design), text, to=peer, where=str(file))
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from meshwright.spec.errors import Problem
 
 PIPE_COLUMNS = 140
+LEAST_COLUMNS = 24  # in fewer a table has no room for its words
 _LONGEST_NAME = 120
 
 
@@ -34,14 +35,16 @@ def print_json(document: Any) -> None:
 def console() -> Console:
     """A console on standard output: colours on a terminal alone, and never with --no-color or NO_COLOR.
 
-    Where there is no terminal, lines are as wide as COLUMNS says, else 140.
+    Where there is no terminal, lines are as wide as COLUMNS says, else 140; nowhere are they narrower than 24 columns.
     """
     from rich.console import Console
 
-    if sys.stdout.isatty():
-        return Console(highlight=False, no_color=manner().no_color or None)
-    width = shutil.get_terminal_size(fallback=(PIPE_COLUMNS, 24)).columns
-    return Console(highlight=False, width=width, color_system=None)
+    width = max(LEAST_COLUMNS, shutil.get_terminal_size(fallback=(PIPE_COLUMNS, 24)).columns)
+    if not sys.stdout.isatty():
+        return Console(highlight=False, width=width, color_system=None)
+    found = Console(highlight=False, no_color=manner().no_color or None)
+    found.width = max(found.width, LEAST_COLUMNS)
+    return found
 
 
 def print_wrapped(lines: Iterable[str]) -> None:

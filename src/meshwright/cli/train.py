@@ -36,7 +36,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON document.")] = False,
 ) -> int:
     """Train on this machine: a plan, or one designed now. Ctrl-C saves and ends with exit code 75."""
-    from meshwright.cli.output import duration, note, print_json
+    from meshwright.cli.output import duration, note, print_json, print_wrapped
     from meshwright.run.choose import default_run_dir
     from meshwright.run.train import train as run_training
 
@@ -61,8 +61,7 @@ def train(
     if as_json:
         print_json(outcome)
     else:
-        for line in _after(outcome):
-            print(line)
+        print_wrapped(_after(outcome))
     return int(outcome.exit_code)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -42,7 +42,13 @@ def _lines(prefix: str, wanted: Any, found: Any) -> Iterator[Line]:
             yield from _lines(f"{name}: ", here, there)
         else:
             verdict = Verdict.KEPT if here == there else Verdict.DIFFERS
-            yield Line(name=name, plan=_words(here), peer=_words(there), verdict=verdict)
+            words = _stages if field.name == "stages" else _words
+            yield Line(name=name, plan=words(here), peer=words(there), verdict=verdict)
+
+
+def _stages(stages: Sequence[tuple[int, int, int]]) -> str:
+    """`blocks 0 to 16 on rank 0, 17 to 33 on rank 1`."""
+    return "blocks " + ", ".join(f"{start} to {stop - 1} on rank {rank}" for rank, start, stop in stages)
 
 
 def _words(value: Any) -> str:

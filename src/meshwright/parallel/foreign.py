@@ -150,8 +150,9 @@ def parallelize(
         assert example is not None
         rules = derive(module, example, tensor=plan.tensor)
         if not rules.divided:
-            what = f"no matrix divides over {plan.tensor} tensor ranks: {rules.describe()}"
-            raise ConfigError(Problem(what=what, where=type(module).__name__, fix="use tensor 1"))
+            what = f"no matrix divides over {plan.tensor} tensor ranks"
+            why = "; ".join(rules.describe().splitlines())
+            raise ConfigError(Problem(what=what, where=type(module).__name__, why=why, fix="use tensor 1"))
     where = torch.device(device) if device is not None else _home(module)
     mesh = build_mesh(plan, device_type=where.type)
     return _lay(module, plan, mesh=mesh, rules=rules, kinds=kinds, device=where)

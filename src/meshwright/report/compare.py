@@ -11,6 +11,7 @@ from meshwright.report.run_files import RunFiles, read_run
 from meshwright.report.settings import plan_settings
 from meshwright.report.waterfall import Waterfall, waterfall
 from meshwright.search.constraints import columns_of
+from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
@@ -98,11 +99,21 @@ def _side(name: str, files: RunFiles, *, measured: bool) -> Side:
 
 def _settings(one: Design, other: Design) -> dict[str, tuple[str, str]]:
     ours, theirs = _described(one), _described(other)
+    ours["cluster"], theirs["cluster"] = _machines(one.cluster, other.cluster)
     return {
         name: (ours.get(name, "-"), theirs.get(name, "-"))
         for name in dict.fromkeys((*ours, *theirs))
         if ours.get(name) != theirs.get(name)
     }
+
+
+def _machines(one: ClusterSpec, other: ClusterSpec) -> tuple[str, str]:
+    """The names of both; where one name stands for unlike machines, what tells them apart."""
+    if one == other or one.name != other.name:
+        return one.name, other.name
+    if one.origin is not other.origin:
+        return f"{one.name}, {one.origin.value}", f"{other.name}, {other.origin.value}"
+    return one.name, f"{other.name}, with other figures"
 
 
 def _described(design: Design) -> dict[str, str]:
@@ -161,6 +172,9 @@ def _compared(files: Sequence[RunFiles], one: Side, other: Side, *, measured: bo
         models = f"{names[0]} and {names[1]}" if names[0] != names[1] else f"two models that are called {names[0]}"
         return f"No verdict: they train {models}. {one.name} trains {ours}, {other.name} {theirs}."
     verdict = _verdict(one, other, measured=measured, doubtful=not measured and _overlap(files, one, other))
+    machines = [design.cluster for design in designs]
+    if not measured and machines[0] != machines[1] and machines[0].name == machines[1].name:
+        verdict += f" The figures of {machines[0].name} are others in the two, and so part of that is not the plans'."
     lengths = [design.plan.sequence_length for design in designs]
     if lengths[0] == lengths[1]:
         return verdict

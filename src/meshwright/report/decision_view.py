@@ -22,7 +22,7 @@ from meshwright.report.run_files import RunFiles
 from meshwright.report.scatter import front, scatter
 from meshwright.report.settings import Setting, settings
 from meshwright.report.timeline_chart import step_table, timeline_figure
-from meshwright.report.view import Tile, facts, plan_tiles
+from meshwright.report.view import Tile, facts, plan_tiles, ways_table
 from meshwright.search import Candidate, Decision
 from meshwright.search.candidate import candidate
 from meshwright.spec.report import Gap, LineName, Report, diff
@@ -73,6 +73,7 @@ class PanelView:
     timeline: TimelineView | None
     losses: Figure
     memory: Figure | None
+    ways: Table | None
     layout: Table
     settings: tuple[Setting, ...]
     differs: frozenset[str]
@@ -217,6 +218,7 @@ def _panel(plan: _Priced, best: _Priced) -> PanelView:
         timeline=_timeline(plan, still=plan is best),
         losses=losses_figure(plan.report),
         memory=memory_of_ranks(plan.report),
+        ways=ways_table(explanation),
         layout=layout_table(plan.files.design),
         settings=own,
         differs=frozenset(name for name, value in own if value != theirs[name]),

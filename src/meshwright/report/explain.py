@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.report.loss_gap import LossGap, loss_gap, meets_otherwise, twin
-from meshwright.report.meetings import meeting_sentences
+from meshwright.report.meetings import Meetings, Way, meetings, ways_cells
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.search.low_rank import advise_low_rank, foresee_low_rank
 from meshwright.spec.report import Gap, Line, LineName, Report, diff
@@ -50,7 +50,8 @@ class MemoryRow:
 class Explanation:
     """What a run or a plan costs and why. Encodes to JSON with `spec.codec.encode`.
 
-    `loss_gap` is of a run whose ranks do not meet whole in every step, to one beside it whose ranks do.
+    `loss_gap` is of a run whose ranks do not meet whole in every step, to one beside it whose ranks do; `ways` are the
+    plan's way of meeting and others for its layout.
     """
 
     name: str
@@ -60,9 +61,10 @@ class Explanation:
     rows: tuple[Row, ...]
     memory: tuple[MemoryRow, ...]
     loss_gap: LossGap | None = None
+    ways: tuple[Way, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
-        """The explanation as lines of text: headline, sentences, then the table of the step and of memory.
+        """The explanation as lines of text: headline, sentences, ways to meet, then the step and memory.
 
         Where nothing was measured, or nothing predicted, the other is the only column.
         """
@@ -76,9 +78,14 @@ class Explanation:
             table.append((name, _bytes(entry.predicted), _bytes(entry.measured), signed_bytes(gap)))
         known = [column == 0 or any(cells[column] != UNKNOWN for cells in table[1:]) for column in range(4)]
         kept = [[cell for cell, shown in zip(cells, known, strict=True) if shown] for cells in table]
-        widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
-        text = ["  ".join((cells[0].ljust(widths[0]), *_right(cells[1:], widths[1:]))).rstrip() for cells in kept]
-        return (f"{self.name}: {self.plan}", self.headline, *self.sentences, "", *text)
+        ways = ("", *_aligned(ways_cells(self.ways))) if self.ways else ()
+        return (f"{self.name}: {self.plan}", self.headline, *self.sentences, *ways, "", *_aligned(kept))
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells as lines: names on the left, figures on the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join((cells[0].ljust(widths[0]), *_right(cells[1:], widths[1:]))).rstrip() for cells in table]
 
 
 def explain(path: Path | str) -> Explanation:
@@ -90,6 +97,7 @@ def explain_files(files: RunFiles) -> Explanation:
     """As `explain`, of files read already."""
     predicted, measured, reference = files.predicted, files.measured, twin(files)
     gap = loss_gap(files, reference) if reference is not None else None
+    met = Meetings() if predicted is None else meetings(files.design, predicted)
     if predicted is not None and measured is not None:
         headline, sentences = _compared(predicted, measured)
         rows = tuple(
@@ -103,8 +111,8 @@ def explain_files(files: RunFiles) -> Explanation:
     else:
         headline, sentences, rows = "nothing is predicted or measured yet", (), ()
     if predicted is not None:
-        met = (*meeting_sentences(files.design, predicted), *_quality(files, gap))
-        sentences = (*sentences, *met, *_low_rank(files, predicted), *_reserved(predicted))
+        others = (*_quality(files, gap), *_low_rank(files, predicted), *_reserved(predicted))
+        sentences = (*sentences, *met.sentences, *others)
     if predicted is not None and measured is None and not files.is_plan:
         sentences = (*sentences, "The run has not measured a step yet.")
     return Explanation(
@@ -115,6 +123,7 @@ def explain_files(files: RunFiles) -> Explanation:
         rows=rows,
         memory=_memory(predicted, measured),
         loss_gap=gap,
+        ways=met.ways,
     )
 
 

@@ -1,10 +1,11 @@
-"""How the data parallel ranks of a plan meet, in words: over which links, at what cost, and what other ways would."""
+"""How the data parallel ranks of a plan meet: over which links, at what cost, and what other ways would take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from meshwright.catalog.loss_gaps import nearest_gaps
+from meshwright.catalog.loss_gaps import MeasuredGap, nearest_gaps
 from meshwright.cost.ways import WayOfMeeting, met_over, ways_of_meeting
 from meshwright.search.advice import advice
 from meshwright.search.quorum import advise_quorum
@@ -17,17 +18,92 @@ FASTER = 0.02  # of a step that another way of meeting saves, before its price i
 _LINES = (LineName.PARAMETERS, LineName.GRADIENTS, LineName.OUTER)
 
 
-def meeting_sentences(design: Design, predicted: Report) -> tuple[str, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One way in which the ranks of a plan's layout could meet, `words`: seconds of a step, and `change`, how much more
+    than the plan's that is, as a share.
+
+    `loss` is what it cost in loss where it was measured, of the plan's own way and of those that are faster.
+    """
+
+    words: str
+    learners: int
+    step_seconds: float
+    change: float
+    fits: bool
+    is_plan: bool
+    loss: MeasuredGap | None
+
+    @property
+    def beside(self) -> str:
+        """`6.9 % less`, beside the plan."""
+        if self.is_plan:
+            return "this plan"
+        much = f"{format_percent(abs(self.change))} {'more' if self.change > 0 else 'less'}"
+        return (much if abs(self.change) >= LEAST else "as long") + ("" if self.fits else ", does not fit")
+
+
+def ways_cells(ways: Sequence[Way]) -> list[tuple[str, ...]]:
+    """The table of ways, its head first; losses where any of them was measured."""
+    head = ("way to meet", "learners", "step", "beside this plan", "loss above every step")
+    rows = [
+        (
+            way.words,
+            f"{way.learners:,}",
+            format_seconds(way.step_seconds),
+            way.beside,
+            way.loss.figure if way.loss else "-",
+        )
+        for way in ways
+    ]
+    columns = len(head) if any(way.loss for way in ways) else len(head) - 1
+    return [cells[:columns] for cells in (head, *rows)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meetings:
+    """Sentences on what ranks send and why they meet as they do, and every way of meeting, the plan's own first."""
+
+    sentences: tuple[str, ...] = ()
+    ways: tuple[Way, ...] = ()
+
+
+def meetings(design: Design, predicted: Report) -> Meetings:
     """What is sent over which links and what of it is exposed and hidden; every way of meeting for this layout, what
-    those that are faster cost in loss where it was measured, and one that the job might allow. () where there is one
-    data parallel rank."""
-    ways = ways_of_meeting(design)
-    if not ways:
-        return ()
-    others = _alternatives(ways, waits="" if not design.plan.gradients.rounds.quorum else ", all learners waited for,")
-    found = [*_links(design, predicted), *_quorum(design, predicted), others, *_losses(design, ways)]
-    advised = (*advice(design, ways), *advise_quorum(design, predicted))
-    return (*found, *(f"{line[:1].upper()}{line[1:]}." for line in advised))
+    those that are faster cost in loss where it was measured, and one that the job might allow. Nothing where there is
+    one data parallel rank."""
+    priced = ways_of_meeting(design)
+    if not priced:
+        return Meetings()
+    ways = _ways(design, priced)
+    own = f"as {ways[0].words}" if _is_special(priced[0]) else ways[0].words
+    waits = ", all learners waited for" if design.plan.gradients.rounds.quorum else ""
+    met = f"This plan's ranks meet {own}; the table of ways has what others would take for its layout{waits}."
+    measured = [
+        f"Loss of {gap.word} above that of every step, after as many tokens: {gap.figure} ({gap.where})."
+        for gap in dict.fromkeys(way.loss for way in ways if way.loss)
+    ]
+    advised = (*advice(design, priced), *advise_quorum(design, predicted))
+    told = [f"{line[:1].upper()}{line[1:]}." for line in advised]
+    return Meetings(
+        sentences=(*_links(design, predicted), *_quorum(design, predicted), met, *measured, *told), ways=ways
+    )
+
+
+def _ways(design: Design, priced: Sequence[WayOfMeeting]) -> tuple[Way, ...]:
+    own, gaps = priced[0], _losses(design, priced)
+    return tuple(
+        Way(
+            words=way.words if _is_special(way) else "in every step",
+            learners=way.learners,
+            step_seconds=way.step_seconds,
+            change=way.step_seconds / own.step_seconds - 1.0,
+            fits=way.fits,
+            is_plan=way is own,
+            loss=gaps.get(way.word),
+        )
+        for way in (own, *(other for other in priced[1:] if other.words != own.words))
+    )
 
 
 def _links(design: Design, predicted: Report) -> Iterator[str]:
@@ -59,30 +135,12 @@ def _quorum(design: Design, predicted: Report) -> Iterator[str]:
         yield f"Rounds: {line.note}."
 
 
-def _alternatives(ways: Sequence[WayOfMeeting], *, waits: str) -> str:
-    own = ways[0]
-    told = ", ".join(_told(way, own) for way in ways[1:] if way.words != own.words)
-    words = f"as {own.words}" if _is_special(own) else "in every step"
-    return f"This plan's ranks meet {words}; for its layout{waits} other ways would take: {told}."
-
-
-def _losses(design: Design, ways: Sequence[WayOfMeeting]) -> Iterator[str]:
+def _losses(design: Design, ways: Sequence[WayOfMeeting]) -> Mapping[str, MeasuredGap]:
     """Of the plan's own way, and of those that are faster, the gap in loss that was measured nearest to its model."""
     own, others = ways[0], ways[1:]
     faster = {way.word: way.every for way in others if way.step_seconds < (1.0 - FASTER) * own.step_seconds}
     known = nearest_gaps({own.word: own.every} | faster, parameters=design.model.parameters)
-    if known:
-        told = ", ".join(gap.words for gap in known)
-        yield f"Loss above that of meeting whole in every step, after as many tokens, where it was measured: {told}."
-
-
-def _told(way: WayOfMeeting, own: WayOfMeeting) -> str:
-    change = way.step_seconds / own.step_seconds - 1.0
-    much = f"{format_percent(abs(change))} {'more' if change > 0 else 'less'}" if abs(change) >= LEAST else "as long"
-    fits = "" if way.fits else ", and does not fit"
-    learners = f", {way.learners} learners" if way.every and not own.every else ""
-    words = way.words if _is_special(way) else "in every step"
-    return f"{words} {format_seconds(way.step_seconds)} ({much}{learners}{fits})"
+    return {gap.word: gap for gap in known}
 
 
 def _is_special(way: WayOfMeeting) -> bool:

@@ -30,6 +30,7 @@ def setting_words(plan: Plan) -> str:
         words.append(exchange_words(plan.exchange, plan.context))
     words += by_blocks(plan, lambda each: each.recompute.value, "recompute")
     words += by_blocks(plan, lambda each: each.offload.value, "offloaded")
+    words += [plan.gradients.words] if plan.gradients.is_special else []
     words += [f"experts {plan.experts.expert} x {plan.experts.tensor}"] if plan.experts else []
     if plan.pipeline > 1 or schedule.chunks > 1 or schedule.slices > 1:
         chunks = f" {schedule.chunks}" if schedule.chunks > 1 else ""

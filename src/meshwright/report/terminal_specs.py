@@ -123,11 +123,18 @@ def _machine(group: NodeGroup) -> Table:
     shown = {"memory_bytes", "memory_bandwidth", "price_per_hour"}
     for name, source in device.sources.items():
         if name not in shown and not name.startswith("peak_flops"):
-            rows.add_row(name.replace("_", " "), _value(getattr(device, name, "")), source)
+            rows.add_row(name.replace("_", " "), _value(name, getattr(device, name, "")), source)
     return rows
 
 
-def _value(value: object) -> str:
+def _value(name: str, value: object) -> str:
+    """A figure of a device by its name, in the unit that the name says."""
+    if isinstance(value, float) and name.endswith("_seconds"):
+        return format_seconds(value)
+    if isinstance(value, float) and name.endswith("_bytes"):
+        return format_bytes(value)
+    if isinstance(value, float) and name.endswith("bandwidth"):
+        return _rate(value)
     return f"{value:g}" if isinstance(value, float) else str(value) if isinstance(value, (int, str)) else "see --json"
 
 

@@ -11,6 +11,7 @@ from meshwright.report.curves import loss_figure, speed_figure
 from meshwright.report.diagnosis import incident_lines
 from meshwright.report.explain import UNKNOWN, Explanation, explain_files
 from meshwright.report.figure import Figure, Table
+from meshwright.report.meetings import ways_cells
 from meshwright.report.plans import PlansView, layout_table, plans_view
 from meshwright.report.run_files import RunFiles
 from meshwright.report.time_spent import goodput_figure
@@ -51,6 +52,7 @@ class RunView:
     waterfall: Figure | None
     memory: Figure | None
     time: Figure | None
+    ways: Table | None
     layout: Table
     plans: PlansView | None
     sample: str | None
@@ -87,13 +89,14 @@ def page_view(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]]) 
 
 def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunView:
     report = files.measured or files.predicted
+    explanation = explain_files(files)
     return RunView(
         anchor=anchor,
         name=files.name,
         kind="plan" if files.is_plan else "run",
         plan=files.design.plan.describe(),
         facts=facts(files.design),
-        explanation=explain_files(files),
+        explanation=explanation,
         tiles=_tiles(files),
         loss=loss_figure((files,)),
         speed=speed_figure((files,)),
@@ -101,6 +104,7 @@ def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunVi
         waterfall=waterfall(files.predicted, files.measured),
         memory=memory_figure(files.predicted, files.measured),
         time=goodput_figure(files.goodput),
+        ways=ways_table(explanation),
         layout=layout_table(files.design),
         plans=plans_view(files.decision, chosen=files.design.plan.digest()),
         sample=files.sample,
@@ -108,6 +112,14 @@ def run_view(files: RunFiles, *, timeline: Sequence[Span], anchor: str) -> RunVi
         notes=report.notes if report else (),
         incidents=tuple(line for incident in files.incidents for line in incident_lines(incident)[:1]),
     )
+
+
+def ways_table(explanation: Explanation) -> Table | None:
+    """The ways in which ranks could meet; None where they do not."""
+    if not explanation.ways:
+        return None
+    head, *rows = ways_cells(explanation.ways)
+    return Table(headers=head, rows=tuple(rows))
 
 
 def _tiles(files: RunFiles) -> tuple[Tile, ...]:

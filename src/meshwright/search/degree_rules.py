@@ -230,8 +230,33 @@ def microbatches_fill(design: Design) -> Problem | None:
     least = least_microbatches(schedule.kind, pipeline=plan.pipeline, slices=schedule.slices)
     if schedule.microbatches >= least:
         return None
-    what = f"{schedule.microbatches} microbatches do not fill a pipeline of {plan.pipeline} under {schedule.kind.value}"
+    fill = "does not fill" if schedule.microbatches == 1 else "do not fill"
+    what = f"{_number(schedule.microbatches, 'microbatch')} {fill} a pipeline of {plan.pipeline}"
+    what += f" under {schedule.kind.value}"
     return Problem(where="plan.schedule.microbatches", what=what, fix=_fill_fix(design, least=least))
+
+
+def namesake(kind: ScheduleKind, *, pipeline: int, microbatches: int, slices: int = 1) -> ScheduleKind | None:
+    """The schedule of another name under which every rank does the same passes in the same order, if there is one."""
+    if kind is ScheduleKind.BREADTH_FIRST and pipeline == microbatches == 1:
+        return ScheduleKind.ONE_F_ONE_B
+    if kind is ScheduleKind.ZERO_BUBBLE_H2 and pipeline == microbatches == 2:
+        return ScheduleKind.ZERO_BUBBLE_H1
+    if kind is ScheduleKind.GPIPE and slices > 1 and microbatches == 1:
+        return ScheduleKind.SEQUENCE_1F1B
+    return None
+
+
+def schedule_has_one_name(design: Design) -> Problem | None:
+    """Of two names for the same passes in the same order the search knows one."""
+    plan, schedule = design.plan, design.plan.schedule
+    sizes = {"microbatches": schedule.microbatches, "slices": schedule.slices}
+    other = namesake(schedule.kind, pipeline=plan.pipeline, **sizes)
+    if other is None:
+        return None
+    what = f"{_number(schedule.microbatches, 'microbatch')} under {schedule.kind.value}"
+    what += f" on {_number(plan.pipeline, 'pipeline rank')} is {other.value} by another name"
+    return Problem(where="plan.schedule.kind", what=what, fix=f"choose {other.value}, or more microbatches")
 
 
 def microbatches_pair(design: Design) -> Problem | None:
@@ -270,7 +295,7 @@ def _fill_fix(design: Design, *, least: int) -> str:
 
 
 def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    return f"{count:,} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 DEGREE_RULES = (
@@ -288,4 +313,5 @@ DEGREE_RULES = (
     Rule(name="microbatches-fill", scope=Scope.SEARCH, check=microbatches_fill),
     Rule(name="microbatches-pair", scope=Scope.PLAN, check=microbatches_pair),
     Rule(name="microbatches-round", scope=Scope.PLAN, check=microbatches_round),
+    Rule(name="schedule-has-one-name", scope=Scope.SEARCH, check=schedule_has_one_name),
 )

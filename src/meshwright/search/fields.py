@@ -65,7 +65,8 @@ def set_cluster(asked: Question, entries: Sequence[str]) -> Question:
 def _set_cluster(asked: Question, entry: str) -> Question:
     written, _, value = (part.strip() for part in entry.partition("="))
     changed = with_field(asked, find_field(asked, written, option="--set"), value, option="--set")
-    name = f"{asked.cluster.name} with {written.removeprefix('cluster.')}={value}"
+    joined = ", " if " with " in asked.cluster.name else " with "
+    name = f"{asked.cluster.name}{joined}{written.removeprefix('cluster.')}={value}"
     return replace(changed, cluster=replace(changed.cluster, name=name))
 
 

@@ -14,8 +14,9 @@ class Scope(StrEnum):
     """Why a design is refused.
 
     `form`: it is not a plan at all, and no other rule can read it. `plan`: no runtime could run it, so the search
-    never emits it. `search`: it runs, and the search never emits it, for it is slow or what it costs is not known.
-    `memory`: it is legal and does not fit. `runtime`: it can be predicted and this runtime cannot train it yet.
+    never emits it. `search`: it runs, and the search never emits it, for it is slow, what it
+    costs is not known or another name says the same. `memory`: it is legal and does not fit. `runtime`: it can be
+    predicted and this runtime cannot train it yet.
     """
 
     FORM = "form"

@@ -7,8 +7,8 @@ import numpy as np
 from meshwright.cost.table import SCHEDULES
 from meshwright.schedule.build import V_SHAPES
 from meshwright.search.constraints import Limits
-from meshwright.search.degree_rules import least_microbatches
-from meshwright.search.product import Product
+from meshwright.search.degree_rules import least_microbatches, namesake
+from meshwright.search.product import Mask, Product
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
@@ -38,6 +38,17 @@ def add_schedules(product: Product, model: ModelSpec, *, length: int) -> None:
     product.keep(product["microbatches"] >= np.array(least, dtype=np.int64)[index.reshape(-1)], "microbatches-fill")
     rounds = product["microbatches"] % pipeline == 0
     product.keep(rounds | (product["schedule"] != INTERLEAVED), "microbatches-round")
+    product.keep(~_named_twice(product, pipeline), "schedule-has-one-name")
+
+
+def _named_twice(product: Product, pipeline: int) -> Mask:
+    columns = np.stack([product[name] for name in ("schedule", "microbatches", "slices")])
+    distinct, index = np.unique(columns, axis=1, return_inverse=True)
+    twice = [
+        namesake(SCHEDULES[kind], pipeline=pipeline, microbatches=count, slices=cut) is not None
+        for kind, count, cut in distinct.T.tolist()
+    ]
+    return np.array(twice, dtype=np.bool_)[index.reshape(-1)]
 
 
 def _kinds(pipeline: int, blocks: int, length: int, asked: Limits) -> list[list[int]]:

@@ -18,9 +18,10 @@ from meshwright.search.fields import Field, field_problems, find_field, with_fie
 from meshwright.search.rules import Scope
 from meshwright.search.settings import differing
 from meshwright.search.vary import Progress, Question
+from meshwright.spec.codec import read_number
 from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.plan import Design, Plan
-from meshwright.spec.units import format_bytes, format_count, format_seconds, parse_quantity
+from meshwright.spec.units import Measure, format_bytes, format_count, format_seconds, parse_measure
 
 MOST_POINTS = 200
 FORMS = "write PATH=1,2,4, PATH=10GB/s..100GB/s:4 or PATH=1..64*2"
@@ -174,7 +175,7 @@ def read_axis(asked: Question, text: str) -> Axis:
         raise ConfigError(Problem(where=f"--sweep {text}", what="names no values", fix=FORMS))
     field = find_field(asked, written)
     if ".." in values:
-        numbers = _range(text, values, whole=field.is_whole)
+        numbers = _range(text, values, field)
         labels = tuple(shown(field.path, number) for number in numbers)
         _check_values(asked, field, numbers)
         return Axis(field=field, values=numbers, labels=labels)
@@ -192,12 +193,13 @@ def _check_values(asked: Question, field: Field, values: Sequence[Any]) -> None:
         raise ConfigError(problems)
 
 
-def _range(text: str, values: str, *, whole: bool) -> tuple[float | int, ...]:
+def _range(text: str, values: str, field: Field) -> tuple[float | int, ...]:
     mark = next((mark for mark in ":*" if mark in values), None)
     ends, _, step = values.partition(mark or ":")
     low_text, _, high_text = ends.partition("..")
     try:
-        low, high, by = parse_quantity(low_text), parse_quantity(high_text), parse_quantity(step) if mark else 0.0
+        low, high = (read_number(end, whole=field.is_whole, where=field.path) for end in (low_text, high_text))
+        by = parse_measure(step, Measure.PLAIN) if mark else 0.0
     except ValueError as error:
         raise ConfigError(Problem(where=f"--sweep {text}", what=str(error), fix=FORMS)) from None
     if mark is None:
@@ -212,7 +214,7 @@ def _range(text: str, values: str, *, whole: bool) -> tuple[float | int, ...]:
     else:
         steps = min(int(math.log(high / low) / math.log(by) + 1e-9), MOST_POINTS)
         found = [low * by**index for index in range(steps + 1)]
-    if whole:
+    if field.is_whole:
         return tuple(dict.fromkeys(round(number) for number in found))
     return tuple(found)
 

@@ -11,17 +11,18 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
 
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.units import parse_count, parse_quantity, parse_seconds
+from meshwright.spec.units import Measure, parse_count, parse_measure
 
 T = TypeVar("T")
 _LONGEST_SHOWN = 200
 _MOST_BITS = 1000  # what is more has no floating-point number beside it
+_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "nothing"}
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
@@ -135,15 +136,27 @@ def _decode(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
 
 def _shown(value: Any) -> str:
     """The value as it was written, or how it begins."""
-    text = repr(value)
+    text = repr(value) if isinstance(value, (str, int, float)) else json.dumps(value, default=str)
+    text = text.lower() if isinstance(value, bool) else text
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
-def _parser(kind: Any, where: str) -> Callable[[str], float]:
-    """What reads text for a number: a whole number counts something, and fields of time say so in their names."""
-    if kind is int:
-        return parse_count
-    return parse_seconds if where.endswith("_seconds") else parse_quantity
+def read_number(text: str, *, whole: bool, where: str) -> float:
+    """The number that `text` says of the field at `where`: what is whole is counted, and names of others say what
+    they measure. Raises ValueError for the unit of something else.
+    """
+    return parse_count(text) if whole else parse_measure(text, _measure(where.split(".")))
+
+
+def _measure(names: Sequence[str]) -> Measure:
+    last = names[-1]
+    if last.endswith("_seconds"):
+        return Measure.SECONDS
+    if last.endswith("_bytes"):
+        return Measure.BYTES
+    if last.endswith("bandwidth") or last in ("bytes_per_second", "across_sockets"):
+        return Measure.RATE
+    return Measure.FLOPS if last.endswith("_flops") or "peak_flops" in names else Measure.PLAIN
 
 
 def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
@@ -151,7 +164,7 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
         return value
     if kind in (int, float) and isinstance(value, str):
         try:
-            value = _parser(kind, where)(value)
+            value = read_number(value, whole=kind is int, where=where)
         except ValueError as error:
             problems.append(Problem(what=str(error), where=where))
             return None
@@ -167,12 +180,9 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
         problems.append(Problem(what="a number too large for any computer", where=where))
         return None
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-        expected = (
-            "nothing"
-            if kind is type(None)
-            else {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
-        )
-        problems.append(Problem(what=f"expected {expected}, got {_shown(value)}", where=where))
+        expected = _EXPECTED.get(kind, kind.__name__)
+        fix = f'write "{value}", in quotes' if kind is str and type(value) in (int, float) else ""
+        problems.append(Problem(what=f"expected {expected}, got {_shown(value)}", where=where, fix=fix))
         return None
     return value
 
@@ -189,6 +199,11 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, where: str, problems: list
             problems.append(Problem(what=f"kind {_shown(tag)} is unknown", where=place, fix=nearest(str(tag), tagged)))
             return None
         return _decode(tagged[tag], value, where, problems)
+    if len(tagged) == len(kinds) > 1:
+        fix = f"write {where}.kind = {json.dumps(value)}" if isinstance(value, str) and value in tagged else ""
+        fix = fix or f"give its keys, first {where}.kind: {', '.join(sorted(tagged))}"
+        problems.append(Problem(what=f"expected a table, got {_shown(value)}", where=where, fix=fix))
+        return None
     for kind in kinds[:-1]:
         attempt: list[Problem] = []
         result = _decode(kind, value, where, attempt)
@@ -236,7 +251,9 @@ def _decode_mapping(kinds: tuple[Any, ...], value: Any, where: str, problems: li
 
 def _decode_dataclass(kind: type, value: Any, where: str, problems: list[Problem]) -> Any:
     if not isinstance(value, Mapping):
-        problems.append(Problem(what=f"expected a table of {kind.__name__}, got {_shown(value)}", where=where))
+        keys = [f"{where}.{field.name}" if where else field.name for field in dataclasses.fields(kind)][:4]
+        what = f"expected a table of {kind.__name__}, got {_shown(value)}"
+        problems.append(Problem(what=what, where=where, fix=f"give its keys, such as {', '.join(keys)}"))
         return None
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints, found = field_types(kind), {}

@@ -24,7 +24,7 @@ def plan_words(plan: Plan) -> str:
     extra += [group.precision.value]
     frozen = sum(group.stop - group.start for group in plan.groups if group.training == "frozen")
     extra += [f"{frozen} blocks frozen"] if frozen else []
-    if plan.gradients.kind.has_learners:
+    if plan.gradients.is_special:
         extra.append(plan.gradients.words)
     if plan.context > 1:
         extra.append(exchange_words(plan.exchange, plan.context))

@@ -146,6 +146,11 @@ class GradientSync:
         return self.kind is SyncKind.EAGER
 
     @property
+    def is_special(self) -> bool:
+        """Whether ranks meet in rounds or gradients compressed, so that losses are not those of whole gradients."""
+        return self.kind.has_learners or self.compression is not None
+
+    @property
     def words(self) -> str:
         """`learners meet as eager every 12 steps`."""
         if self.compression is not None:

@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import math
 import re
+from enum import Enum
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BASES = ("FLOP/s", "FLOPS", "FLOP", "B/s", "bit/s", "b/s", "B", "tokens", "")
 _MEANINGS = {"s": "seconds", "B": "bytes", "B/s": "bytes a second", "bit/s": "bits a second", "b/s": "bits a second"}
+
+
+class Measure(Enum):
+    """What a number with a unit may measure, in words."""
+
+    SECONDS = "a time"
+    BYTES = "a number of bytes"
+    RATE = "bytes a second"
+    FLOPS = "FLOP/s"
+    PLAIN = "a plain number"
+
+
+_UNITS = {
+    Measure.SECONDS: ("s",),
+    Measure.BYTES: ("B",),
+    Measure.RATE: ("B/s", "bit/s", "b/s"),
+    Measure.FLOPS: ("FLOP/s", "FLOPS", "FLOP"),
+    Measure.PLAIN: (),
+}
+_EXAMPLES = {
+    Measure.SECONDS: "for example 15us, 2ms or 1.5",
+    Measure.BYTES: "for example 80GiB or 512MB",
+    Measure.RATE: "for example 450GB/s or 400Gbit/s",
+    Measure.FLOPS: "for example 989TFLOP/s",
+    Measure.PLAIN: "it without a unit, as 0.5 or 40000",
+}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
 
 
@@ -36,10 +63,17 @@ def parse_count(text: str) -> float:
 
 def parse_seconds(text: str) -> float:
     """As parse_quantity, of a time: `15us`, `3h`, or a plain number of seconds. Raises ValueError for other units."""
+    return parse_measure(text, Measure.SECONDS)
+
+
+def parse_measure(text: str, measure: Measure) -> float:
+    """As parse_quantity, of one measure or without a unit. Raises ValueError, with what to write, for another's."""
     number, unit = _read(text)
-    if unit not in ("s", ""):
-        raise ValueError(f"{text.strip()!r} is not a time; write for example 15us, 2ms or 1.5")
-    return number
+    if unit in ("", *_UNITS[measure]):
+        return number
+    written = text.strip()
+    near = {("B", Measure.RATE): f"{written}/s", ("B/s", Measure.BYTES): written.removesuffix("/s")}
+    raise ValueError(f"{written!r} is not {measure.value}; write {near.get((unit, measure), _EXAMPLES[measure])}")
 
 
 def _read(text: str) -> tuple[float, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 
+import pytest
+
 from meshwright.train.events import StepDone
 from meshwright.train.observe.console import Console, evaluation_line, step_line
 from meshwright.train.observe.metrics import Metrics, Yardstick, of_step
@@ -85,7 +87,18 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_has_one_line_drawn_again_and_what_is_said_stays() -> None:
+def test_a_terminal_that_cannot_redraw_has_whole_lines_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    stream = Terminal()
+    console = Console(stream=stream, total_steps=50, plain_seconds=0.0)
+    for step in (1, 2):
+        console.step(metrics(step))
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["1/50", "2/50"]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_has_one_line_drawn_again_and_what_is_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     console = Console(stream=stream, total_steps=50)
     console.step(metrics(1))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 from meshwright.train.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
 
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.1
@@ -51,7 +54,8 @@ def evaluation_line(metrics: Metrics) -> str:
 
 
 class Console:
-    """Writes to `stream`: in place where it is a terminal, whole lines with `PLAIN_SECONDS` between them elsewhere.
+    """Writes to `stream`: in place where it is a terminal, whole lines with `PLAIN_SECONDS` between them elsewhere and
+    on terminals that cannot move back.
 
     The first and the last step are always written. `end_step` is where this process stops; None is `total_steps`.
     """
@@ -66,7 +70,7 @@ class Console:
     ) -> None:
         self._stream, self._total_steps, self._plain_seconds = stream, total_steps, plain_seconds
         self._end_step = total_steps if end_step is None else min(end_step, total_steps)
-        self._live = _Live(stream) if stream.isatty() else None
+        self._live = _live(stream)
         self._gone = False
         self._written = float("-inf")
         self._pending = ""
@@ -117,16 +121,24 @@ class Console:
                 self._gone = True
 
 
+def _live(stream: TextIO) -> _Live | None:
+    """The live line of a terminal that can redraw one (TERM is not `dumb`); None elsewhere."""
+    if not stream.isatty():
+        return None
+    from rich.console import Console as RichConsole
+
+    console = RichConsole(file=stream, force_terminal=True, highlight=False)
+    return None if console.is_dumb_terminal else _Live(console)
+
+
 class _Live:
     """One line of a terminal, redrawn in place without a thread of its own."""
 
-    def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console as RichConsole
+    def __init__(self, console: RichConsole) -> None:
         from rich.live import Live
         from rich.text import Text
 
         self._text = Text
-        console = RichConsole(file=stream, force_terminal=True, highlight=False)
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
 
