@@ -58,3 +58,24 @@ def test_places_at_experts_are_as_many_as_a_row_says(extra: str, capacity: float
     mixture = express(told(extra, gpu="TPU v6e", framework="MaxText", ep="")).design.model.layers[0].transform
     assert isinstance(mixture, Mixture)
     assert mixture.routing.capacity == capacity
+
+
+@pytest.mark.parametrize(
+    ("layers", "pipeline", "extra", "each"),
+    [
+        (61, 16, "with MTP", [4] * 15 + [2]),
+        (61, 8, "with MTP", [8] * 7 + [6]),
+        (61, 4, "stage_layers=16+15+15+15; with MTP", [16, 15, 15, 16]),
+        (9, 8, "with MTP", [2, 2, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_a_module_that_predicts_one_token_more_is_a_layer_of_the_last_stage(
+    layers: int, pipeline: int, extra: str, each: list[int]
+) -> None:
+    """4 layers in 15 of 16 stages, and one beside the module in the last, whose head gives logits twice."""
+    told_so = {"layers": str(layers), "pp": str(pipeline), "n_gpus": "128", "ep": "2"}
+    design = express(told(extra, **told_so)).design
+    assert len(design.model.layers) == layers + 1
+    assert design.model.head.tokens == 2.0
+    found = [stage.groups[-1].stop - stage.groups[0].start for stage in design.plan.stages]
+    assert [found[0] - 1, *found[1:-1], found[-1] - 1] == each

@@ -11,8 +11,9 @@ from typing import NoReturn, TypeVar
 from meshwright import catalog, schedule
 from meshwright.replay import words
 from meshwright.replay.alternatives import alternatives, smaller
+from meshwright.replay.bounds import between, even, filled
 from meshwright.replay.machines import Machines, machines_of
-from meshwright.replay.models import InexpressibleError, model_of
+from meshwright.replay.models import InexpressibleError, model_of, predicts_two
 from meshwright.replay.runs import Run
 from meshwright.replay.stacks import EIGHT_BIT, Stack
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
@@ -39,7 +40,6 @@ T = TypeVar("T")
 _STAGE_LAYERS = re.compile(r"(?:stage_layers|pp_layers|layers per stage)\s*[=:]?\s*\[?\s*(\d+(?:\s*[+,]\s*\d+)+)")
 _LAYERS_AGAIN = re.compile(r"\b(\d+)(?:\s*(?:of|/)\s*\d+)?\s*layers?\b|\bblock\D{0,3}(\d+)")
 _MODULES = re.compile(r"layer boundaries\s*=\s*\[\s*(\d+(?:\s*,\s*\d+)+)\s*\]")
-_BEFORE, _AROUND = 2, 6  # modules of DeepSpeed's GPT2ModelPipe: embedding and transpose; those, and four at its end
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
     "1f1b": ScheduleKind.ONE_F_ONE_B,
@@ -306,7 +306,9 @@ class _Reader:
         if said := _STAGE_LAYERS.search(extra):
             return self._said_edges([int(count) for count in re.split(r"\s*[+,]\s*", said[1])], layers, stages)
         if said := _MODULES.search(extra):
-            return self._said_edges(_between([int(bound) for bound in said[1].split(",")], layers), layers, stages)
+            return self._said_edges(between([int(bound) for bound in said[1].split(",")], layers), layers, stages)
+        if predicts_two(self.run) and stages > 1:
+            return self._assume("full stages first, as in recipes with multi-token prediction", filled(layers, stages))
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
         alike = layers % stages > 0 and (layers + 2) % stages == 0
         if stages > 2 and (layers < stages <= layers + 2 or alike):
@@ -314,13 +316,14 @@ class _Reader:
         if stages > layers + (2 if fewer else 0):
             _refuse(f"{layers} layers do not fill {stages} stages")
         if fewer:
-            return _even(layers, stages, fewer_at_ends=True)
+            return even(layers, stages, fewer_at_ends=True)
         if stages > 1 and layers % stages:
             self.assumed.append("layers as equal as can be over the stages")
-        return _even(layers, stages, fewer_at_ends=False)
+        return even(layers, stages, fewer_at_ends=False)
 
     def _said_edges(self, each: list[int], layers: int, stages: int) -> list[int]:
-        """As `_edges`, with so many layers in `each` stage."""
+        """As `_edges`, with so many layers in `each` stage, beside those of a module that predicts one token more."""
+        each = [*each[:-1], each[-1] + predicts_two(self.run)]
         if len(each) != stages or sum(each) != layers:
             _refuse(f"{' + '.join(map(str, each))} layers are not {layers} in {stages} stages")
         bounds = [0, *(1 + upto for upto in accumulate(each))]
@@ -338,24 +341,6 @@ def _slice_of(machines: ClusterSpec) -> int:
     """Devices that one torus joins, as far as there are so many."""
     group = machines.groups[0]
     return min(group.rack_nodes or group.num_nodes, group.num_nodes) * group.devices_per_node
-
-
-def _between(bounds: Sequence[int], layers: int) -> list[int]:
-    """Layers of each stage between `bounds`, which count layers alone or all modules of DeepSpeed's GPT2ModelPipe."""
-    before = _BEFORE if bounds[-1] == layers + _AROUND else 0
-    inside = [min(max(bound - before, 0), layers) for bound in bounds]
-    return [stop - start for start, stop in pairwise(inside)]
-
-
-def _even(layers: int, stages: int, *, fewer_at_ends: bool) -> list[int]:
-    """Blocks before each stage: the embedding is of the first and the head of the last."""
-    total = layers + (2 if fewer_at_ends else 0)
-    bounds = [0]
-    for stage in range(stages):
-        held = total // stages + (stage < total % stages)
-        held += 0 if fewer_at_ends else (stage == 0) + (stage == stages - 1)
-        bounds.append(bounds[-1] + held)
-    return bounds
 
 
 def _stages(

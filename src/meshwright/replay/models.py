@@ -33,7 +33,7 @@ def model_of(run: Run, *, assumed: list[str]) -> ModelSpec:
     A preset of the same name and shape comes before the columns, which cannot say all that a mixture or a latent
     attention is made of, and where no shape is printed it is all there is.
     """
-    return _with_capacity(_Reader(run, assumed).model(), run)
+    return _with_next_token(_with_capacity(_Reader(run, assumed).model(), run), run, assumed)
 
 
 @cache
@@ -247,6 +247,19 @@ class _Reader:
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)
         return value
+
+
+def predicts_two(run: Run) -> bool:
+    """Whether a module beside the head predicts the token after the next (multi-token prediction, 2412.19437)."""
+    return "with mtp" in run.text("extra").lower()
+
+
+def _with_next_token(model: ModelSpec, run: Run, assumed: list[str]) -> ModelSpec:
+    """With that module, which is a layer and the head once more; what joins embedding and features is left out."""
+    if not predicts_two(run):
+        return model
+    assumed.append("the module of multi-token prediction as one more layer and the head twice")
+    return replace(model, layers=(*model.layers, model.layers[-1]), head=replace(model.head, tokens=2.0))
 
 
 def _with_capacity(model: ModelSpec, run: Run) -> ModelSpec:
