@@ -190,6 +190,7 @@ OTHERS = (
         bandwidth_gb=7370,
         bf16=2307,
         fp8=4614,
+        units=2,  # cores, each a device of its own to XLA
         aliases=("TPUv7", "TPU7x", "Ironwood", "TPU-Ironwood"),
     ),
 )

@@ -206,15 +206,16 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
     each: list[tuple[FloatArray, FloatArray, FloatArray]] = []
     for product in part.products:
         m, n, k = product.m, product.n, product.k
+        blocks = product.multiplied_rows(device.tiles.units if device.tiles else 1)
         if not head:
             inputs = product.inputs if software.quantizes_once else product.count
             forward = forward + rates.quantize * inputs * m * k / rates.bandwidth
             backward = backward + rates.quantize_gradient * product.count * m * n / rates.bandwidth
         least = np.where(np.asarray(product.together) > 1.0, software.expert_seconds, 0.0)
         once = partial(product_seconds, together=software.experts_together(product.together), least=least)
-        result = product.count * once(m, n, k, products, rows=(k,))
-        data = product.count * once(m, k, n, products, rows=(k, n))
-        weight = product.count * once(k, n, m, sums, rows=(k, n))
+        result = product.count * once(blocks, n, k, products, rows=(k,))
+        data = product.count * once(blocks, k, n, products, rows=(k, n))
+        weight = zeros if product.given else product.count * once(k, n, blocks, sums, rows=(k, n))
         each.append((result, data, weight))
         forward, backward, weights = forward + result, backward + data, weights + weight
     core, core_backward = (seconds * part.heaviest for seconds in _score_seconds(part, rates=rates, software=software))

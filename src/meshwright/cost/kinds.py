@@ -195,6 +195,11 @@ def operator_sizes(
         loss_kernel=software.loss_kernel,
         dispatches_once=software.dispatches_once,
         biases_apart=software.expert_biases_apart,
+        pads_experts=software.pads_experts and not software.dispatches_once,
+        clamps_apart=software.clamps_apart,
+        fused_experts=software.fused_experts,
+        masks_experts=software.masks_experts,
+        expert_block=software.expert_block,
     )
 
 
@@ -266,7 +271,8 @@ _PASSES = {Backward.WHOLE: 3.0, Backward.INPUT: 2.0, Backward.NONE: 1.0}
 def _flops(works: tuple[PartWork, ...], backward: Backward) -> Iterator[FloatArray | float]:
     """FLOPs of both passes, product by product: one product forward, and backward one for each gradient it gives."""
     for part in works:
-        yield from (product.flops * _PASSES[backward] for product in part.products)
+        both = backward is Backward.WHOLE
+        yield from (product.flops * (_PASSES[backward] - (both and product.given)) for product in part.products)
         yield part.score_flops * part.heaviest * (1.0 if backward is Backward.NONE else 3.0)
 
 

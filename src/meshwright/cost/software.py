@@ -34,7 +34,8 @@ class Software:
     `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
-    kernels where a host drives an accelerator and the device's own was not measured.
+    kernels where a host drives an accelerator and the device's own was not measured; `mixture_seconds` more where the
+    layer has a mixture.
     `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
     host's time; 0 where one kernel multiplies all.
     `dispatches_once`: a token crosses to a node once, however many of its experts are there (DeepEP, 2412.19437).
@@ -66,6 +67,14 @@ class Software:
     expert gives is scaled by the router's weights and added expert by expert (TEGroupedMLP._apply_bias). `repeats`:
     what selective recompute runs again. `steps_narrow`: one kernel steps AdamW in whatever it is kept. `narrow_loss`:
     torch's loss is worked out in the precision of the logits, which are not widened for it.
+    `pads_experts`: in eight and four bits rows are copied so that every expert's begin where its kernels ask for it,
+    unless what tokens are sent by lays them so (Fp8Padding and Fp8Unpadding of Transformer Engine).
+    `clamps_apart`: what an activation clamps is clamped and joined before the kernel of the activation reads it
+    (weighted_bias_quick_geglu_impl in Megatron-Core's fused_bias_geglu.py). `fused_experts`: the kernels that multiply
+    all experts clamp, activate and weigh as they write (Transformer Engine's fused grouped MLP). `masks_experts`: where
+    experts have a capacity, tokens reach them and come back by products with masks, and every place of an expert is
+    multiplied, taken or not (2006.16668). `expert_block`: rows of all experts lie one behind the other and are
+    multiplied in blocks of so many, one that two experts share for each of them.
     """
 
     fused_attention: bool = True
@@ -89,6 +98,7 @@ class Software:
     waits_in_loops: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
     layer_seconds: float = 0.0
+    mixture_seconds: float = 0.0
     expert_streams: int = 0
     expert_seconds: float = 0.0
     dispatches_once: bool = False
@@ -113,6 +123,11 @@ class Software:
     repeats: frozenset[Repeated] = SCORES
     steps_narrow: bool = False
     narrow_loss: bool = False
+    pads_experts: bool = False
+    clamps_apart: bool = False
+    fused_experts: bool = False
+    masks_experts: bool = False
+    expert_block: int = 1
 
     @property
     def quantizes_once(self) -> bool:
@@ -123,9 +138,10 @@ class Software:
         """How many of `experts` share the device's units."""
         return np.minimum(experts, self.expert_streams) if self.expert_streams else experts
 
-    def host_seconds(self, kind: DeviceKind) -> float:
-        """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator."""
-        return 0.0 if kind is DeviceKind.CPU else self.layer_seconds
+    def host_seconds(self, kind: DeviceKind, *, mixed: bool) -> float:
+        """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator; of one with a
+        mixture where `mixed`."""
+        return 0.0 if kind is DeviceKind.CPU else self.layer_seconds + (self.mixture_seconds if mixed else 0.0)
 
     def masks_documents(self, kind: DeviceKind) -> bool:
         return self.dense_masks and kind is not DeviceKind.CPU
@@ -138,6 +154,13 @@ class Software:
 
     def widens(self, kind: DeviceKind, *, length: int) -> bool:
         return self.widens_attention and kind is DeviceKind.CPU and length <= WIDE_ATTENTION_LENGTH
+
+
+def _mixture_seconds(milliseconds: float) -> float:
+    """Host seconds of what takes so many milliseconds in a profile of Qwen3 30B on H100: a mixture 4.77, its router
+    and what comes before tokens are sent 1.72 of it, and attention 1.79 (the least of each range of host time in
+    yanring/Megatron-MoE-ModelZoo, issue 7). Attention has 20 of the 26 kernels of a dense layer, which takes 1 ms."""
+    return milliseconds / 1.79 * 20 / 26 * 1e-3
 
 
 _MEGATRON: Mapping[str, Any] = {
@@ -153,10 +176,13 @@ _MEGATRON: Mapping[str, Any] = {
     "expert_streams": 4,  # Transformer Engine's grouped linear
     "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
     "expert_biases_apart": True,
+    "pads_experts": True,
+    "clamps_apart": True,
     "keeps_copies": True,
     "fused_loss": False,
     "stops_early": False,  # a checkpoint of its own, whose backward is that of the whole layer run again
     "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
+    "mixture_seconds": _mixture_seconds(4.77) - 6 / 26 * 1e-3,
 }
 # All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
 # and 68 us longer than those that newer versions of the library take there.
@@ -204,16 +230,34 @@ _XLA: Mapping[str, Any] = {
     "dense_masks": False,
     "sums_biases": False,
     "repeats": PRODUCTS_KEPT,
+    "masks_experts": True,  # generate_masks in MaxText's layers/moe.py
 }
 # Windowed einsum is on for TPUs (DISABLE_COLLECTIVE_MATMUL in MaxText's benchmarks/xla_flags_library.py). A loss in
 # fp32 over bf16 logits, compiled for v6e, has two bytes a logit: their gradient is written over them (docs/lab.md).
-_XLA_TPU: Mapping[str, Any] = {**_XLA, "pieces": True, "fused_loss": True}
+_XLA_TPU: Mapping[str, Any] = {**_XLA, "pieces": True, "fused_loss": True, "expert_block": 512}
 _REMAT: Mapping[str, Mapping[str, Any]] = {"": {}, "-keeps-attention": {"repeats": ATTENTION_KEPT}}
 _EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "": {},
     "-deepep": {"dispatches_once": True},
     "-overlap": {"hides_experts": True},
     "-deepep-overlap": {"dispatches_once": True, "hides_experts": True},
+}
+# What is captured: of a layer the router and what comes before tokens are sent, and attention too; or the whole step.
+# Then hosts start nothing, and tokens are counted on the device alone, by the fused kernels of experts that go with it
+# (use_transformer_engine_op_fuser in Megatron-Bridge's recipes of full_iteration). A bias that the router scales is
+# still added apart, as those kernels could not at first (_is_fused_impl_supported of Megatron-Core).
+_GRAPHS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "-router-graphs": {"mixture_seconds": _mixture_seconds(4.77 - 1.72) - 6 / 26 * 1e-3},
+    "-layer-graphs": {"layer_seconds": 0.0, "mixture_seconds": _mixture_seconds(4.77 - 1.72)},
+    "-step-graph": {
+        "layer_seconds": 0.0,
+        "mixture_seconds": 0.0,
+        "expert_streams": 0,
+        "expert_seconds": 0.0,
+        "clamps_apart": False,
+        "fused_experts": True,
+    },
 }
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
@@ -251,6 +295,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
         "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
         "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
+        # rows of megablox's tiles by make_group_metadata in MaxText's kernels/megablox and its configs/base.yml
         **{f"xla{name}": Software(**{**_XLA_TPU, **how}) for name, how in _REMAT.items()},
         **{f"xla-gpu{name}": Software(**{**_XLA, **how}) for name, how in _REMAT.items()},
         "xla-2022": Software(fused_attention=False, **_XLA),
@@ -265,7 +310,11 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         ),
         **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
         **{f"nemo{name}": Software(**_NEMO, **how) for name, how in _EXPERTS.items()},
-        **{f"megatron-bridge{name}": Software(**_BRIDGE, **how) for name, how in _EXPERTS.items()},
+        **{
+            f"megatron-bridge{name}{graphs}": Software(**{**_BRIDGE, **captured}, **how)
+            for name, how in _EXPERTS.items()
+            for graphs, captured in _GRAPHS.items()
+        },
     }
 )
 

@@ -42,7 +42,7 @@ class Sizes:
     `product_itemsize`: bytes of an element that a product keeps of its input. `added_biases` and `summed_biases`:
     kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
-    the loss, where that is not the stack's usual operators.
+    the loss, where that is not the stack's usual operators. How experts work is told as in Software.
     """
 
     batch: FloatArray
@@ -71,6 +71,11 @@ class Sizes:
     loss_kernel: LossKernel | None = None
     dispatches_once: bool = False
     biases_apart: bool = False
+    pads_experts: bool = False
+    clamps_apart: bool = False
+    fused_experts: bool = False
+    masks_experts: bool = False
+    expert_block: int = 1
 
     @property
     def wide(self) -> FloatArray:
@@ -127,7 +132,8 @@ class Product:
     """A forward product (m, k) x (k, n), `count` times over; its backward is (m, n) x (n, k) and (k, m) x (m, n).
 
     `together` of them share the device's units: the experts of a mixture. `of` are the names in their part of matrices
-    that may be products of two thin ones. Its input is `shared` with the product before it.
+    that may be products of two thin ones. Its input is `shared` with the product before it. The second factor is
+    `given` where it has no gradient. Rows are multiplied in blocks of `block`, one that two products share for each.
     """
 
     m: FloatArray
@@ -137,11 +143,17 @@ class Product:
     together: FloatArray | float = 1.0
     of: tuple[str, ...] = ()
     shared: bool = False
+    given: bool = False
+    block: int = 1
 
     @property
     def inputs(self) -> FloatArray | float:
         """How many inputs (m, k) no product before has had: one of each expert, however many matrices it meets."""
         return 0.0 if self.shared else self.together
+
+    def multiplied_rows(self, units: int) -> FloatArray:
+        """Rows of whole blocks on `units` that have a part of them each, in the mean over where in one they begin."""
+        return self.m + units * (self.block - 1.0)
 
     @property
     def flops(self) -> FloatArray:

@@ -11,10 +11,10 @@ from meshwright import catalog, schedule
 from meshwright.replay import words
 from meshwright.replay.alternatives import alternatives, smaller
 from meshwright.replay.machines import Machines, machines_of
-from meshwright.replay.models import InexpressibleError, model_of
+from meshwright.replay.models import InexpressibleError, model_of, predicts_two
 from meshwright.replay.runs import Run
 from meshwright.replay.stacks import EIGHT_BIT, Stack
-from meshwright.replay.stages import between, even, stages
+from meshwright.replay.stages import between, even, filled, stages
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
@@ -309,6 +309,8 @@ class _Reader:
             return self._said_edges([int(count) for count in re.split(r"\s*[+,]\s*", said[1])], layers, stages)
         if said := _MODULES.search(extra):
             return self._said_edges(between([int(bound) for bound in said[1].split(",")], layers), layers, stages)
+        if predicts_two(self.run) and stages > 1:
+            return self._assume("full stages first, as in recipes with multi-token prediction", filled(layers, stages))
         fewer = stages > 1 and "first and last stage have one layer fewer" in extra
         alike = layers % stages > 0 and (layers + 2) % stages == 0
         if stages > 2 and (layers < stages <= layers + 2 or alike):
@@ -322,7 +324,8 @@ class _Reader:
         return even(layers, stages, fewer_at_ends=False)
 
     def _said_edges(self, each: list[int], layers: int, stages: int) -> list[int]:
-        """As `_edges`, with so many layers in `each` stage."""
+        """As `_edges`, with so many layers in `each` stage, beside those of a module that predicts one token more."""
+        each = [*each[:-1], each[-1] + predicts_two(self.run)]
         if len(each) != stages or sum(each) != layers:
             _refuse(f"{' + '.join(map(str, each))} layers are not {layers} in {stages} stages")
         bounds = [0, *(1 + upto for upto in accumulate(each))]

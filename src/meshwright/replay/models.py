@@ -18,6 +18,7 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
+_CAPACITY = re.compile(r"capacity factor\s*[=:]?\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 _WIDE = 2560  # from here on heads of GPT-3 (2005.14165, table 2.1) are of 80 to 128 features
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ def model_of(run: Run, *, assumed: list[str]) -> ModelSpec:
     A preset of the same name and shape comes before the columns, which cannot say all that a mixture or a latent
     attention is made of, and where no shape is printed it is all there is.
     """
-    return _Reader(run, assumed).model()
+    return _with_next_token(_with_capacity(_Reader(run, assumed).model(), run), run, assumed)
 
 
 @cache
@@ -246,6 +247,33 @@ class _Reader:
     def _assume(self, what: str, value: T) -> T:
         self.assumed.append(what)
         return value
+
+
+def predicts_two(run: Run) -> bool:
+    """Whether a module beside the head predicts the token after the next (multi-token prediction, 2412.19437)."""
+    return "with mtp" in run.text("extra").lower()
+
+
+def _with_next_token(model: ModelSpec, run: Run, assumed: list[str]) -> ModelSpec:
+    """With that module, which is a layer and the head once more; what joins embedding and features is left out."""
+    if not predicts_two(run):
+        return model
+    assumed.append("the module of multi-token prediction as one more layer and the head twice")
+    return replace(model, layers=(*model.layers, model.layers[-1]), head=replace(model.head, tokens=2.0))
+
+
+def _with_capacity(model: ModelSpec, run: Run) -> ModelSpec:
+    """With places at every expert for so many times its part of the choices; one time is what even choices fill."""
+    told = _CAPACITY.search(run.text("extra"))
+    if told is None or float(told[1]) == 1.0:
+        return model
+    layers = tuple(
+        replace(layer, transform=replace(part, routing=replace(part.routing, capacity=float(told[1]))))
+        if isinstance(part := layer.transform, Mixture)
+        else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
 
 
 def _encoder(model: ModelSpec) -> ModelSpec:

@@ -252,7 +252,18 @@ class Stack:
         name = "nemo" if self.is_tuned else "megatron-core"
         name = "megatron-bridge" if self.has(("megatron-bridge",)) else name
         name += ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
+        name += self._graphs() if self.has(("megatron-bridge",)) else ""
         return f"{name}:{self.modules}" if self.modules else name
+
+    def _graphs(self) -> str:
+        """What of a step is captured, by the scopes of `cuda_graph=implementation:scope+scope`."""
+        said = re.search(r"cuda_graph=([^;]*)", self._run.text("extra"))
+        scopes = re.split(r"[:+]", said[1].strip()) if said else []
+        if "full_iteration" in scopes:
+            return "-step-graph"
+        if "moe_router" not in scopes:
+            return ""
+        return "-layer-graphs" if "attn" in scopes else "-router-graphs"
 
     def _assume(self, what: str, value: T) -> T:
         self._assumed.append(what)

@@ -1,0 +1,81 @@
+"""What tables say of mixtures: places at experts, and what of a step is captured."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.replay.express import express
+from meshwright.replay.runs import Run
+from meshwright.spec.model import Mixture
+
+ROW = {
+    "id": "small",
+    "source_id": "S",
+    "arch": "moe",
+    "layers": "4",
+    "hidden": "2048",
+    "heads": "16",
+    "gated": "yes",
+    "vocab": "32000",
+    "seq": "4096",
+    "n_experts": "16",
+    "topk": "2",
+    "expert_ffn": "1024",
+    "gpu": "B200",
+    "n_gpus": "8",
+    "framework": "Megatron-Bridge",
+    "ep": "8",
+    "mbs": "1",
+    "gbs": "64",
+    "precision": "bf16",
+    "status": "ok",
+}
+
+
+def told(extra: str, **changes: str) -> Run:
+    return Run(line=2, columns={**ROW, **changes, "extra": extra})
+
+
+@pytest.mark.parametrize(
+    ("extra", "software"),
+    [
+        ("", "megatron-bridge"),
+        ("cuda_graph=transformer_engine:attn", "megatron-bridge"),
+        ("cuda_graph=transformer_engine:moe_router+moe_preprocess", "megatron-bridge-router-graphs"),
+        ("cuda_graph=transformer_engine:attn+moe_router; with MTP", "megatron-bridge-layer-graphs"),
+        ("cuda_graph=full_iteration:; dispatcher=deepep", "megatron-bridge-deepep-step-graph"),
+        ("cuda_graph=local:full_iteration; moe_a2a_overlap", "megatron-bridge-overlap-step-graph"),
+    ],
+)
+def test_what_is_captured_chooses_the_software(extra: str, software: str) -> None:
+    assert express(told(extra)).design.job.software == software
+
+
+@pytest.mark.parametrize(
+    ("extra", "capacity"), [("capacity factor 1.25", 1.25), ("token-drop capacity factor 1", None), ("", None)]
+)
+def test_places_at_experts_are_as_many_as_a_row_says(extra: str, capacity: float | None) -> None:
+    mixture = express(told(extra, gpu="TPU v6e", framework="MaxText", ep="")).design.model.layers[0].transform
+    assert isinstance(mixture, Mixture)
+    assert mixture.routing.capacity == capacity
+
+
+@pytest.mark.parametrize(
+    ("layers", "pipeline", "extra", "each"),
+    [
+        (61, 16, "with MTP", [4] * 15 + [2]),
+        (61, 8, "with MTP", [8] * 7 + [6]),
+        (61, 4, "stage_layers=16+15+15+15; with MTP", [16, 15, 15, 16]),
+        (9, 8, "with MTP", [2, 2, 1, 1, 1, 1, 1, 1]),
+    ],
+)
+def test_a_module_that_predicts_one_token_more_is_a_layer_of_the_last_stage(
+    layers: int, pipeline: int, extra: str, each: list[int]
+) -> None:
+    """4 layers in 15 of 16 stages, and one beside the module in the last, whose head gives logits twice."""
+    told_so = {"layers": str(layers), "pp": str(pipeline), "n_gpus": "128", "ep": "2"}
+    design = express(told(extra, **told_so)).design
+    assert len(design.model.layers) == layers + 1
+    assert design.model.head.tokens == 2.0
+    found = [stage.groups[-1].stop - stage.groups[0].start for stage in design.plan.stages]
+    assert [found[0] - 1, *found[1:-1], found[-1] - 1] == each
