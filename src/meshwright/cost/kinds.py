@@ -193,6 +193,7 @@ def operator_sizes(
         loss_kernel=software.loss_kernel,
         dispatches_once=software.dispatches_once,
         biases_apart=software.expert_biases_apart,
+        tokens_first=software.tokens_first,
     )
 
 

@@ -62,6 +62,7 @@ class Software:
     out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
     scale before every product (cost/scales.py), as our own runtime does. `expert_biases_apart`: the bias of what an
     expert gives is scaled by the router's weights and added expert by expert (TEGroupedMLP._apply_bias).
+    `tokens_first`: activations lie by token first and by sequence then, as in Megatron.
     """
 
     fused_attention: bool = True
@@ -106,6 +107,7 @@ class Software:
     loss_kernel: LossKernel | None = None
     agrees_on_scales: bool = False
     expert_biases_apart: bool = False
+    tokens_first: bool = False
 
     @property
     def quantizes_once(self) -> bool:
@@ -146,6 +148,7 @@ _MEGATRON: Mapping[str, Any] = {
     "expert_streams": 4,  # Transformer Engine's grouped linear
     "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
     "expert_biases_apart": True,
+    "tokens_first": True,
     "keeps_copies": True,
     "fused_loss": False,
     "stops_early": False,  # a checkpoint of its own, whose backward is that of the whole layer run again

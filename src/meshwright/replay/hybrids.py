@@ -93,6 +93,11 @@ class _Builder:
         self._assumed = assumed
         self._known = known_hybrid(run)
 
+    @property
+    def _minimax(self) -> bool:
+        """Lightning attention (2501.08313), whose states decay and are not corrected."""
+        return normal(self._run.text("model")).startswith("minimax")
+
     def layers(self, kind: str) -> tuple[Layer, ...]:
         count = len(self._base.layers)
         if kind == "mamba":
@@ -154,7 +159,7 @@ class _Builder:
         every = r"\b1 (?:[a-z]+ )*in ([1-9]\d*)|(?:attention|attn)[ _]?(?:every|interval)[ =]*([1-9]\d*)"
         if said := re.search(every, self._extra):
             return int(said[1] or said[2])
-        usual = 8 if normal(self._run.text("model")).startswith("minimax") else _ATTENDS_IN[kind]
+        usual = 8 if self._minimax else _ATTENDS_IN[kind]
         self._assumed.append(f"one layer in {usual} attends")
         return usual
 
@@ -179,6 +184,7 @@ class _Builder:
             groups=sizes.groups,
             convolution=4,
             norm=Norm(width=width),
+            delta=linear and not self._minimax,
         )
 
     def _sizes(self, *, linear: bool) -> _Sizes:
