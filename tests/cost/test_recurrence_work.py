@@ -170,10 +170,11 @@ def test_few_heads_of_a_long_sequence_wait_for_its_chunks():
 
 
 def test_kernels_are_bound_by_their_bytes_or_by_vector_units():
-    slow = Kernel(name="slow", flops=np.array([6.0]), bytes=np.array([8.0]))
+    quick = Kernel(name="quick", flops=np.array([6.0]), bytes=np.array([8.0]), reach=3.0)
+    slow = Kernel(name="slow", flops=np.array([6.0]), bytes=np.array([8.0]), reach=0.5)
     moved = Kernel(name="moved", bytes=np.array([20.0]))
     late = Kernel(name="late", flops=np.array([1.0]), bytes=np.array([1.0]), least=9.0)
-    scan = Scan(forward=(slow, moved), backward=(slow, late), reach=(3.0, 0.5))
+    scan = Scan(forward=(quick, moved), backward=(slow, late))
     one = np.ones(1)
     forward, backward = scan_seconds(scan, vector_peak=one, fused=(2.0 * one, 2.0 * one), bandwidth=4.0)
     assert float(forward[0]) == 6.0 / 2.0 + 20.0 / 4.0

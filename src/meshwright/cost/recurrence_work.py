@@ -21,12 +21,13 @@ _TILE = 64.0  # rows of a tile of scores: a causal chunk is worked out to the en
 # against several short ones on H200 (QwenLM/FlashQLA@c18a486 benchmark/benchmark_results_H200.txt, Triton's columns).
 _DELTA_STEP, _DELTA_STEP_BACK = 1.1e-6, 1.7e-6
 
-# FLOPs that kernels reach forward and backward for each that the vector units could do in fp32, where bytes take less:
-# every score is weighed by its decay between two products. 1.2 to 1.7 in those tables of H200 and GB200, 1.3 to 1.6 of
-# Mamba-2 forward on H100 (vllm-project/vllm pull 27299, 8,192 to 131,072 tokens).
-_DELTA_REACH = (1.4, 1.4)
-# Backward is what training 1.3B leaves to it: 0.96 on A100, 0.58 on H200, 0.55 on GB200 (state-spaces/mamba issue 904).
-_SCAN_REACH = (1.4, 0.67)
+# FLOPs that kernels reach for each that the vector units could do in fp32, where bytes take less: every score is
+# weighed by its decay between two products. 1.2 to 1.7 in those tables of H200 and GB200, forward and backward; 1.3 to
+# 1.6 of Mamba-2 forward on H100 (vllm-project/vllm pull 27299, 8,192 to 131,072 tokens).
+_REACH = 1.4
+# Mamba-2's own kernels of backward: what training 1.3B leaves to them, 0.91 on A100, 0.54 on H200 and 0.51 on GB200
+# (state-spaces/mamba issue 904).
+_SCAN_BACK = 0.63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def recurrence_work(mixer: Recurrence, sizes: Sizes) -> PartWork:
             Product(m=m, n=w, k=shapes.inner),
         ),
         score_flops=np.asarray(sum(kernel.flops for kernel in forward)),
-        scan=Scan(forward=forward, backward=backward, reach=_DELTA_REACH if mixer.delta else _SCAN_REACH),
+        scan=Scan(forward=forward, backward=backward),
         traffic=residual,
         backward_traffic=(3.0 if sizes.eager else 1.5) * residual,
         kernels=14.0,
@@ -139,12 +140,14 @@ def _convolution(shapes: Shapes) -> Kernel:
 def _scores(shapes: Shapes) -> Kernel:
     """Queries by keys of the whole square of a chunk, once for the heads of a group, written in fp32."""
     s = shapes
-    return Kernel(name="scores", flops=2.0 * s.shared * s.chunk, bytes=2.0 * s.item * s.shared + _WIDE * s.scores)
+    return Kernel(
+        name="scores", flops=2.0 * s.shared * s.chunk, reach=_REACH, bytes=2.0 * s.item * s.shared + _WIDE * s.scores
+    )
 
 
 def _chunk_states(shapes: Shapes) -> Kernel:
     s = shapes
-    return Kernel(name="states", flops=s.once, bytes=s.item * (s.inner + s.shared) + _WIDE * s.states)
+    return Kernel(name="states", flops=s.once, reach=_REACH, bytes=s.item * (s.inner + s.shared) + _WIDE * s.states)
 
 
 def _steps(shapes: Shapes) -> Kernel:
@@ -162,7 +165,7 @@ def _scan_forward(shapes: Shapes) -> tuple[Kernel, ...]:
         _chunk_states(s),
         Kernel(name="passing", bytes=(_WIDE + e) * s.states),
         _scores(s),
-        Kernel(name="scan", flops=s.once + s.causal, bytes=scan),
+        Kernel(name="scan", flops=s.once + s.causal, reach=_REACH, bytes=scan),
         Kernel(name="norm", bytes=2.0 * e * s.inner),
     )
 
@@ -180,22 +183,24 @@ def _scan_backward(shapes: Shapes) -> tuple[Kernel, ...]:
         _chunk_states(s),
         Kernel(name="passing", bytes=2.0 * _WIDE * s.states),
         Kernel(name="gate back", bytes=6.0 * e * s.inner),
-        Kernel(name="states back", flops=s.once, bytes=e * (s.inner + s.shared) + _WIDE * s.states),
+        Kernel(name="states back", flops=s.once, reach=_SCAN_BACK, bytes=e * (s.inner + s.shared) + _WIDE * s.states),
         Kernel(name="passing back", bytes=2.0 * (_WIDE + e) * s.states),
         Kernel(
             name="features back",
             flops=s.once + s.causal,
+            reach=_SCAN_BACK,
             bytes=e * (3.0 * s.inner + s.shared + s.states) + _WIDE * s.scores,
         ),
-        Kernel(name="keys back", flops=s.once, bytes=key),
-        Kernel(name="queries back", flops=s.once, bytes=key),
-        Kernel(name="scores back", flops=s.causal, bytes=2.0 * e * s.inner + 3.0 * _WIDE * s.scores),
+        Kernel(name="keys back", flops=s.once, reach=_SCAN_BACK, bytes=key),
+        Kernel(name="queries back", flops=s.once, reach=_SCAN_BACK, bytes=key),
+        Kernel(name="scores back", flops=s.causal, reach=_SCAN_BACK, bytes=2.0 * e * s.inner + 3.0 * _WIDE * s.scores),
         Kernel(
             name="keys and queries of scores",
             flops=4.0 * s.shared * s.chunk,
+            reach=_SCAN_BACK,
             bytes=2.0 * _WIDE * s.scores + 2.0 * (2.0 * e + _WIDE) * s.shared,
         ),
-        Kernel(name="decays back", flops=s.causal, bytes=decays),
+        Kernel(name="decays back", flops=s.causal, reach=_SCAN_BACK, bytes=decays),
         Kernel(name="steps back", bytes=10.0 * _WIDE * s.heads),
     )
 
@@ -208,11 +213,12 @@ def _delta_forward(shapes: Shapes) -> tuple[Kernel, ...]:
     return (
         Kernel(name="norms of keys and queries", bytes=4.0 * e * s.shared),
         _steps(s),
-        Kernel(name="solve", flops=s.chunk * key, bytes=e * (key + within)),
+        Kernel(name="solve", flops=s.chunk * key, reach=_REACH, bytes=e * (key + within)),
         *_corrected(s),
         Kernel(
             name="output",
             flops=s.once + 2.0 * s.chunk * (key + s.inner),
+            reach=_REACH,
             bytes=e * (2.0 * key + 2.0 * s.inner + s.states),
         ),
         Kernel(name="gate and norm", bytes=3.0 * e * s.inner),
@@ -227,11 +233,13 @@ def _corrected(shapes: Shapes) -> tuple[Kernel, ...]:
         Kernel(
             name="corrections",
             flops=2.0 * s.chunk * (key + s.inner),
+            reach=_REACH,
             bytes=e * (within + 2.0 * (key + s.inner)),
         ),
         Kernel(
             name="states",
             flops=2.0 * s.once,
+            reach=_REACH,
             bytes=e * (2.0 * key + 2.0 * s.inner + s.states),
             least=s.chunks * _DELTA_STEP,
         ),
@@ -249,22 +257,26 @@ def _delta_backward(shapes: Shapes) -> tuple[Kernel, ...]:
         Kernel(
             name="values back",
             flops=square + 2.0 * s.chunk * s.inner,
+            reach=_REACH,
             bytes=e * (2.0 * key + 2.0 * s.inner),
         ),
         Kernel(
             name="states back",
             flops=3.0 * s.once,
+            reach=_REACH,
             bytes=e * (3.0 * key + 3.0 * s.inner + s.states),
             least=s.chunks * _DELTA_STEP_BACK,
         ),
         Kernel(
             name="keys and queries back",
             flops=4.0 * s.once + 2.0 * square + 2.0 * s.chunk * s.inner,
+            reach=_REACH,
             bytes=e * (5.0 * key + 3.0 * s.inner + 2.0 * s.states),
         ),
         Kernel(
             name="corrections back",
             flops=5.0 * square + 4.0 * s.chunk * s.inner + 4.0 * s.chunk * within,
+            reach=_REACH,
             bytes=e * (within + 3.0 * (key + s.inner)),
         ),
         Kernel(name="sums over groups", bytes=e * (5.0 * key + 2.0 * s.shared)),

@@ -14,15 +14,14 @@ def scan_seconds(
 
     None multiplies faster than `fused` attention does in its pass.
     """
-    forward, backward = (np.minimum(reach * vector_peak, most) for reach, most in zip(scan.reach, fused, strict=True))
+
+    def seconds(kernel: Kernel, most: FloatArray) -> FloatArray:
+        flops = np.minimum(kernel.reach * vector_peak, most)
+        bound = np.maximum(kernel.flops / flops, kernel.bytes / bandwidth)
+        return np.asarray(np.maximum(bound, kernel.least), dtype=np.float64)
+
+    none = np.zeros_like(vector_peak)
     return (
-        _seconds(scan.forward, flops=forward, bandwidth=bandwidth),
-        _seconds(scan.backward, flops=backward, bandwidth=bandwidth),
+        sum((seconds(kernel, fused[0]) for kernel in scan.forward), none),
+        sum((seconds(kernel, fused[1]) for kernel in scan.backward), none),
     )
-
-
-def _seconds(kernels: tuple[Kernel, ...], *, flops: FloatArray, bandwidth: float) -> FloatArray:
-    """At so many `flops` and bytes a second."""
-    each = (np.maximum(kernel.flops / flops, kernel.bytes / bandwidth) for kernel in kernels)
-    least = (kernel.least for kernel in kernels)
-    return np.asarray(sum(np.maximum(*pair) for pair in zip(each, least, strict=True)), dtype=np.float64)

@@ -152,22 +152,22 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """FLOPs of the matrix products that a kernel does, bytes that it reads and writes, and `least` seconds."""
+    """FLOPs of the matrix products that a kernel does, so many of which it may `reach` for one that the vector units
+    could do, bytes that it reads and writes, and `least` seconds."""
 
     name: str
     flops: FloatArray | float = 0.0
     bytes: FloatArray | float = 0.0
+    reach: float = 1.0
     least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """Kernels of a recurrence between its products, `forward` and `backward`, and how many FLOPs they `reach` in each
-    pass for one that the vector units could do."""
+    """Kernels of a recurrence between its products, `forward` and `backward`."""
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
-    reach: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
