@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from meshwright.cost.block_bytes import BlockBytes, block_bytes
-from meshwright.cost.kinds import operator_sizes
 from meshwright.cost.layouts import Kind
 from meshwright.cost.operators import block_work
+from meshwright.cost.sizes import operator_sizes
 from meshwright.cost.software import software
 from meshwright.cost.table import PRECISIONS, RECOMPUTES, Layout, PlanTable
 from meshwright.cost.work import PartWork, Sizes

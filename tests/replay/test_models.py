@@ -198,6 +198,32 @@ def test_qwen3_next_projects_as_its_configuration_says() -> None:
     assert model.parameters == pytest.approx(80e9, rel=0.01)
 
 
+def test_qwen3_5_has_twice_the_heads_of_values() -> None:
+    """config.json of Qwen3.5-397B-A17B: linear_num_value_heads 64, linear_num_key_heads 16."""
+    changes = {"model": "Qwen3.5-397B-A17B", "arch": "hybrid-linear-moe", "layers": "60", "hidden": "4096"}
+    sizes = {"n_experts": "512", "topk": "10", "expert_ffn": "1024", "head_dim": "256", "kv_heads": "2"}
+    model = express(row(**MIXTURE | changes | sizes | {"heads": "32", "vocab": ""})).design.model
+    mixer = model.layers[0].mixer
+    assert isinstance(mixer, Recurrence)
+    assert (mixer.heads, mixer.inner, mixer.groups, mixer.delta) == (64, 8192, 16, True)
+    assert model.parameters == pytest.approx(397e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "delta"),
+    [
+        ({"arch": "hybrid-linear-moe", "model": "kimi-linear-48b"}, True),
+        ({"arch": "minimax", "model": "MiniMax-Text-01"}, False),
+        ({"arch": "mamba2"}, False),
+    ],
+)
+def test_states_of_lightning_attention_and_mamba_are_not_corrected(changes: dict[str, str], delta: bool) -> None:
+    found = express(row(**{**MIXTURE, "layers": "8", "pp": "1", "dp": "8", **changes})).design.model
+    mixer = found.layers[0].mixer
+    assert isinstance(mixer, Recurrence)
+    assert mixer.delta is delta
+
+
 def test_experts_without_a_width_of_their_own_are_as_wide_as_a_feed_forward() -> None:
     found = express(row(**MIXTURE | {"expert_ffn": "", "ffn": "4096"}))
     mixture = found.design.model.layers[0].transform

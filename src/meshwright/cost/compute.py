@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.cost.operators import HEAD
 from meshwright.cost.products import ProductRates, product_seconds
+from meshwright.cost.scan_seconds import scan_seconds
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, IntArray
 from meshwright.cost.work import FloatArray, PartWork
@@ -218,7 +219,14 @@ def part_seconds(part: PartWork, *, device: DeviceSpec, rates: Rates, software: 
         weight = zeros if product.given else product.count * once(k, n, blocks, sums, rows=(k, n))
         each.append((result, data, weight))
         forward, backward, weights = forward + result, backward + data, weights + weight
-    core, core_backward = (seconds * part.heaviest for seconds in _score_seconds(part, rates=rates, software=software))
+    if part.scan is None:
+        scores = _score_seconds(part, rates=rates, software=software)
+        core, core_backward = (seconds * part.heaviest for seconds in scores)
+    else:
+        core, core_backward = zeros, zeros
+        fused = (rates.attention.forward, rates.attention.backward)
+        scanned = scan_seconds(part.scan, vector_peak=rates.vector_peak, fused=fused, bandwidth=rates.bandwidth)
+        forward, backward = forward + scanned[0], backward + scanned[1]
     forward = forward + core + part.traffic / rates.bandwidth
     backward = backward + weights + core_backward + part.backward_traffic / rates.bandwidth
     launch, met = part.kernels * device.launch_seconds, zeros + part.met * device.launch_seconds

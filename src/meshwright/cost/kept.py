@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.cost.kept_context import kept_by_meeting, traded_copies
 from meshwright.cost.kept_part import Kept
+from meshwright.cost.recurrence_work import recurrence_shapes
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
 from meshwright.cost.vocabulary import first_rows
@@ -255,12 +256,16 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
 
 
 def recurrence(mixer: Recurrence, sizes: Sizes) -> Kept:
-    """Input, convolved features and states by chunks: an estimate, for no module of ours runs one."""
-    m, e, inner = sizes.tokens, sizes.itemsize, mixer.inner / sizes.tensor
-    mixed = inner + 2.0 * mixer.groups * mixer.state / sizes.tensor
+    """An estimate, for no module of ours runs one: the input of the first product and what it gives, what the scan and
+    its norm give, and by the delta rule keys, queries and values as they meet; backward has gradients of those beside
+    what it convolves again and, of Mamba-2, states and their gradients in fp32 and narrow."""
+    m, e, shapes = sizes.tokens, sizes.itemsize, recurrence_shapes(mixer, sizes)
+    given = 2.0 * shapes.inner + 2.0 * shapes.shared + shapes.heads
+    met = shapes.mixed if mixer.delta else 0.0
+    states = (2.0 if mixer.delta else 2.0 + 8.0 / e) * shapes.states
     return Kept(
-        saved=e * m * (mixer.width + 2.0 * mixed + 4.0 * inner),
-        working=e * m * (2.0 * inner + mixed),
+        saved=e * m * (mixer.width + given + 3.0 * shapes.inner + met),
+        working=e * m * (given + 2.0 * shapes.mixed + shapes.inner + states),
         copied=mixer.matrix_parameters / sizes.tensor,
     )
 

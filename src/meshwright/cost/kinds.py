@@ -21,9 +21,10 @@ from meshwright.cost.offload import carried
 from meshwright.cost.operators import block_work
 from meshwright.cost.overlap import Slack
 from meshwright.cost.repeated import Repeated
+from meshwright.cost.sizes import operator_sizes
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.waits import Timed, Waited, waited
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.schedule import written
@@ -146,61 +147,6 @@ def _product_itemsize(table: PlanTable, first: IndexArray, itemsize: FloatArray,
     """Eight-bit recipes keep the inputs of products as they were multiplied."""
     narrow = np.asarray([entry.quantized for entry in PRECISIONS])[table.precision[first]]
     return np.where(narrow & (not software.eager), 1.0, itemsize)
-
-
-def operator_sizes(
-    *,
-    batch: FloatArray,
-    tensor: FloatArray,
-    split: FloatArray,
-    context: FloatArray | float = 1.0,
-    inner: FloatArray | float = 1.0,
-    token_layout: IntArray | None = None,
-    expert: FloatArray | float = 0.0,
-    expert_tensor: FloatArray | float = 0.0,
-    slices: FloatArray | float = 1.0,
-    grid_dims: FloatArray | float = 1.0,
-    itemsize: FloatArray,
-    product_itemsize: FloatArray | None = None,
-    device: DeviceSpec,
-    job: JobSpec,
-    software: Software,
-) -> Sizes:
-    """What operators depend on for microbatches of `batch` sequences of `job` as `software` runs them on `device`."""
-    widens = software.widens(device.kind, length=job.sequence_length)
-    return Sizes(
-        batch=batch,
-        sequence=float(job.sequence_length),
-        tensor=tensor,
-        split=split,
-        context=context,
-        inner=inner,
-        token_layout=token_layout,
-        expert=expert,
-        expert_tensor=expert_tensor,
-        slices=slices,
-        grid_dims=grid_dims,
-        itemsize=itemsize,
-        masked=job.data.document_mask and software.masks_documents(device.kind),
-        dense_masks=software.dense_masks,
-        composite_norms=software.writes_norms_out(device.kind),
-        eager=software.eager and not software.compiled,
-        attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,
-        processor=device.kind is DeviceKind.CPU,
-        product_itemsize=product_itemsize,
-        added_biases=software.adds_biases,
-        summed_biases=software.sums_biases,
-        dropout=software.dropout,
-        unfused=not software.fused_attention,
-        loss_kernel=software.loss_kernel,
-        dispatches_once=software.dispatches_once,
-        biases_apart=software.expert_biases_apart,
-        pads_experts=software.pads_experts and not software.dispatches_once,
-        clamps_apart=software.clamps_apart,
-        fused_experts=software.fused_experts,
-        masks_experts=software.masks_experts,
-        expert_block=software.expert_block,
-    )
 
 
 def price_block(

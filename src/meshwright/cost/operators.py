@@ -11,6 +11,7 @@ from meshwright.cost.copied_heads import beside_even_share
 from meshwright.cost.heaviest import heaviest_rank
 from meshwright.cost.mixture_work import entering, mixture_work
 from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
+from meshwright.cost.recurrence_work import recurrence_work
 from meshwright.cost.thin import thin_matrices, thin_work
 from meshwright.cost.vocabulary import first_rows
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes, TensorExchanges
@@ -33,11 +34,8 @@ from meshwright.spec.model import (
 
 EMBEDDING = "embedding"
 ATTENTION = "attention"
-RECURRENCE = "recurrence"
 FEED_FORWARD = "feed forward"
 HEAD = "head and loss"
-
-_CHUNK = 256.0  # tokens that Mamba-2 scans at once
 
 
 def block_work(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
@@ -88,7 +86,7 @@ def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
         return _attention(mixer, flops, sizes)
     if isinstance(mixer, LatentAttention):
         return _latent_attention(mixer, flops, sizes)
-    return _recurrence(mixer, sizes)
+    return recurrence_work(mixer, sizes)
 
 
 def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:
@@ -233,38 +231,6 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         closes=mixer.post_norm is None,
         circulated=e * m * heads * (query_dim + mixer.value_dim),
         traded=e * m * heads * 2.0 * (query_dim + mixer.value_dim),
-    )
-
-
-def _recurrence(mixer: Recurrence, sizes: Sizes) -> PartWork:
-    """Inner features are divided over tensor ranks; the scan is done in chunks, as Mamba-2 does (2405.21060).
-
-    Inside a chunk of c tokens every token meets the others: c (groups x state + inner) products, all of them as a
-    masked product has no half kernels; states cost two products of inner x state a token more, and one state a chunk
-    is written, passed on and read in fp32.
-    """
-    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
-    w = sizes.zeros + mixer.width
-    inner = mixer.inner / t
-    mixed = inner + 2.0 * mixer.groups * mixer.state / t
-    groups = np.maximum(mixer.groups / t, 1.0) * mixer.state
-    scan = m * (2.0 * _CHUNK * (groups + inner) + 4.0 * inner * mixer.state)
-    states = 4.0 * 4.0 * m / _CHUNK * inner * mixer.state
-    traffic = e * m * (3.0 * w / sizes.split + 4.0 * mixed + 6.0 * inner) + states
-    return PartWork(
-        name=RECURRENCE,
-        parameters=(mixer.parameters - norm_parameters(mixer)) / t,
-        products=(
-            Product(m=m, n=mixed + inner + mixer.heads / t, k=w),
-            Product(m=m, n=w, k=inner),
-        ),
-        score_flops=scan,
-        traffic=traffic,
-        backward_traffic=2.0 * traffic,
-        kernels=14.0,
-        exchanges=PAIR,
-        closes=mixer.post_norm is None,
-        traded=e * m * (2.0 * inner + mixed),
     )
 
 

@@ -75,6 +75,7 @@ class Software:
     experts have a capacity, tokens reach them and come back by products with masks, and every place of an expert is
     multiplied, taken or not (2006.16668). `expert_block`: rows of all experts lie one behind the other and are
     multiplied in blocks of so many, one that two experts share for each of them.
+    `tokens_first`: activations lie by token first and by sequence then, as in Megatron.
     """
 
     fused_attention: bool = True
@@ -128,6 +129,7 @@ class Software:
     fused_experts: bool = False
     masks_experts: bool = False
     expert_block: int = 1
+    tokens_first: bool = False
 
     @property
     def quantizes_once(self) -> bool:
@@ -178,6 +180,7 @@ _MEGATRON: Mapping[str, Any] = {
     "expert_biases_apart": True,
     "pads_experts": True,
     "clamps_apart": True,
+    "tokens_first": True,
     "keeps_copies": True,
     "fused_loss": False,
     "stops_early": False,  # a checkpoint of its own, whose backward is that of the whole layer run again

@@ -41,6 +41,7 @@ class Sizes:
     bytes of the queries, keys and values that attention reads. `processor`: no accelerator runs this.
     `product_itemsize`: bytes of an element that a product keeps of its input. `added_biases` and `summed_biases`:
     kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
+    `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
     the loss, where that is not the stack's usual operators. How experts work is told as in Software.
     """
@@ -76,6 +77,7 @@ class Sizes:
     fused_experts: bool = False
     masks_experts: bool = False
     expert_block: int = 1
+    tokens_first: bool = False
 
     @property
     def wide(self) -> FloatArray:
@@ -161,6 +163,26 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """FLOPs of the matrix products that a kernel does, so many of which it may `reach` for one that the vector units
+    could do, bytes that it reads and writes, and `least` seconds."""
+
+    name: str
+    flops: FloatArray | float = 0.0
+    bytes: FloatArray | float = 0.0
+    reach: float = 1.0
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """Kernels of a recurrence between its products, `forward` and `backward`."""
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TensorExchanges:
     """Collectives over the tensor axis on one whole hidden activation, counted per pass.
 
@@ -192,9 +214,9 @@ class PartWork:
     """One part of a block: products, scores, element-wise traffic, kernels, collectives and parameters.
 
     `score_flops` forward FLOPs of queries by keys and scores by values over visible keys by heads of `score_dim`
-    features, `scores` the elements of the whole score matrices, with `keys` keys for each query; of context ranks one
-    has `heaviest` times the mean of them, for which the others wait; `traffic` and
-    `backward_traffic` bytes of element-wise work; `kernels` started forward (twice as many backward), and `met` and
+    features or of a `scan`, `scores` the elements of the whole score matrices, with `keys` keys for each query; of
+    context ranks one has `heaviest` times the mean of them, for which the others wait; `traffic` and `backward_traffic`
+    bytes of element-wise work; `kernels` started forward (twice as many backward), and `met` and
     `met_backward` beside them to meet the keys of other context ranks; `exchanges` take place `exchanged` times (once
     or not at all); `parameters` on one device, of which `expert_parameters` lie on the grid of experts. Of a part that
     `closes`, nothing after its last product keeps anything for backward. Bytes of one rank that cross to others in a
@@ -208,6 +230,7 @@ class PartWork:
     parameters: FloatArray
     products: tuple[Product, ...] = ()
     score_flops: FloatArray | float = 0.0
+    scan: Scan | None = None
     scores: FloatArray | float = 0.0
     score_dim: float = 0.0
     keys: float = 1.0

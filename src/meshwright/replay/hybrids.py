@@ -49,7 +49,13 @@ def _mamba2(pattern: str, *, heads: int, head_dim: int = 64, state: int = 128, s
     return Known(pattern=pattern, sizes=sizes, shared=shared, vocab=131072)
 
 
-# Megatron-Bridge's providers of Nemotron-H and Nemotron Nano v2, and config.json of Nemotron 3 Nano and Qwen3-Next.
+def _delta_net(*, heads: int, vocab: int) -> Known:
+    """Gated DeltaNets of Qwen: 16 heads of keys for so many of values, and one shared expert."""
+    return Known(sizes=_Sizes(heads=heads, head_dim=128, state=128, groups=16), shared=1, vocab=vocab)
+
+
+# Megatron-Bridge's providers of Nemotron-H and Nemotron Nano v2, and config.json of Nemotron 3 Nano, Qwen3-Next and
+# Qwen3.5 with experts.
 _KNOWN: Mapping[str, Known] = MappingProxyType(
     {
         "nemotronh4b": _mamba2(_SPREAD, heads=112),
@@ -59,7 +65,10 @@ _KNOWN: Mapping[str, Known] = MappingProxyType(
         "nemotronnano9bv2": _mamba2(_NANO_9, heads=128, head_dim=80),
         "nemotronnano12bv2": _mamba2(_SPREAD_12, heads=128, head_dim=80),
         "nemotron3nano": _mamba2(_NANO_3, heads=64, shared=2),
-        "qwen3next": Known(sizes=_Sizes(heads=32, head_dim=128, state=128, groups=16), shared=1, vocab=151936),
+        "qwen3next": _delta_net(heads=32, vocab=151936),
+        "qwen3.5397b": _delta_net(heads=64, vocab=248320),
+        "qwen3.5122b": _delta_net(heads=64, vocab=248320),
+        "qwen3.535b": _delta_net(heads=32, vocab=248320),
     }
 )
 
@@ -92,6 +101,11 @@ class _Builder:
         self._mixture = mixture
         self._assumed = assumed
         self._known = known_hybrid(run)
+
+    @property
+    def _minimax(self) -> bool:
+        """Lightning attention (2501.08313), whose states decay and are not corrected."""
+        return normal(self._run.text("model")).startswith("minimax")
 
     def layers(self, kind: str) -> tuple[Layer, ...]:
         count = len(self._base.layers)
@@ -154,7 +168,7 @@ class _Builder:
         every = r"\b1 (?:[a-z]+ )*in ([1-9]\d*)|(?:attention|attn)[ _]?(?:every|interval)[ =]*([1-9]\d*)"
         if said := re.search(every, self._extra):
             return int(said[1] or said[2])
-        usual = 8 if normal(self._run.text("model")).startswith("minimax") else _ATTENDS_IN[kind]
+        usual = 8 if self._minimax else _ATTENDS_IN[kind]
         self._assumed.append(f"one layer in {usual} attends")
         return usual
 
@@ -179,6 +193,7 @@ class _Builder:
             groups=sizes.groups,
             convolution=4,
             norm=Norm(width=width),
+            delta=linear and not self._minimax,
         )
 
     def _sizes(self, *, linear: bool) -> _Sizes:

@@ -10,8 +10,8 @@ from statistics import geometric_mean
 import numpy as np
 
 from meshwright.cost.compute import part_seconds, rates
-from meshwright.cost.kinds import operator_sizes
 from meshwright.cost.operators import block_work
+from meshwright.cost.sizes import operator_sizes
 from meshwright.cost.software import software
 from meshwright.cost.table import PRECISIONS
 from meshwright.run.measure_layers import SEQUENCE, LayerTimes, layered_model

@@ -10,8 +10,8 @@ from typing import TypedDict
 import numpy as np
 
 from meshwright.cost.compute import part_seconds, rates, with_host
-from meshwright.cost.kinds import operator_sizes
 from meshwright.cost.operators import block_work
+from meshwright.cost.sizes import operator_sizes
 from meshwright.cost.software import software
 from meshwright.cost.table import PRECISIONS
 from meshwright.search.balance import Balancer

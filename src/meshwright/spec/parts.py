@@ -166,7 +166,10 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """A state-space or linear-attention mixer, by its sizes: `inner` features, `state` per head, short convolution."""
+    """A state-space or linear-attention mixer, by its sizes: `inner` features, `state` per head, short convolution.
+
+    By the `delta` rule (2406.06484) a state is corrected by what it would have answered.
+    """
 
     width: int
     inner: int
@@ -176,6 +179,7 @@ class Recurrence:
     convolution: int
     norm: Norm | None
     post_norm: Norm | None = None
+    delta: bool = False
     kind: str = "recurrence"
 
     @property
