@@ -32,8 +32,8 @@ class RoundBytes:
         """Between two steps the last one's `gradients` and `fixed` buffers are still there, and none of the parameters
         that were `gathered`."""
         nothing = np.zeros_like(self.moment)
-        held = {"activations": nothing, "logits": nothing, "buffers": fixed + self.moment}
-        return Moment(gradients=gradients, **held, freed=gathered)
+        buffers = fixed + self.moment
+        return Moment(gradients=gradients, activations=nothing, logits=nothing, buffers=buffers, freed=gathered)
 
 
 def round_bytes(
