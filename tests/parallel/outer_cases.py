@@ -51,9 +51,10 @@ _LEARNERS: dict[object, Learners] = {}
 
 def learners_over(plan: Plan) -> Learners:
     """The same groups for all plans of the same ranks: a worker forms each once."""
-    if plan.axes not in _LEARNERS:
-        _LEARNERS[plan.axes] = build_learners(plan, device_type="cpu")
-    return _LEARNERS[plan.axes]
+    ranks = (plan.axes, plan.extents)
+    if ranks not in _LEARNERS:
+        _LEARNERS[ranks] = build_learners(plan, device_type="cpu")
+    return _LEARNERS[ranks]
 
 
 class Worker:

@@ -201,7 +201,7 @@ def mesh_over(design: Design) -> Mesh:
     """One mesh for all plans of the same ranks: a worker forms each process group once. Torch keeps no layout of
     another mesh, which may look the same."""
     plan, copied = design.plan, [heads for heads in design.model.kv_heads if heads < design.plan.tensor]
-    ranks = (plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid, tuple(copied))
+    ranks = (plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid, plan.extents, tuple(copied))
     if ranks not in _MESHES:
         _MESHES[ranks] = build_mesh(plan, device_type="cpu", kv_heads=copied)
     if [ranks] != _LAST:

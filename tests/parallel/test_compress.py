@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
-from meshwright.cost import predict, states
-from meshwright.cost.states import Local, left_bytes
+from meshwright.cost import memory, predict
+from meshwright.cost.states import left_bytes
 from meshwright.cost.table import PlanTable
 from meshwright.parallel import compress
 from meshwright.parallel.compress import Rounding
@@ -197,15 +197,12 @@ def test_what_is_left_is_what_the_cost_model_counts(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, layout: Layout, precision: Precision
 ) -> None:
     entry = narrow(layout, precision)
-    one, zero = numpy.full((1, 1), float(TINY.parameters)), numpy.zeros((1, 1))
+    one = numpy.full((1, 1), float(TINY.parameters))
     shards = layout.shard if layout.sharding is not Sharding.NONE else 1
-    all_of_it = {**dict.fromkeys(("whole", "owned", "trained"), one), "trained_owned": one / shards}
-    none = dict.fromkeys(("stays", "summed", "summed_owned", "layers", "moments", "step", "left"), zero)
-    local = Local(**all_of_it, **none)
-    told = left_bytes(PlanTable.from_plan(entry.plan), local).item()
+    told = left_bytes(PlanTable.from_plan(entry.plan), trained=one, owned=one / shards).item()
     assert all(left == told for left in pool.run(compress_cases.bytes_left, entry, ranks=layout.ranks))
     parts = predict(with_speed(entry)).memory[0].parts
-    monkeypatch.setattr(states, "left_bytes", lambda table, held: 0.0 * left_bytes(table, held))
+    monkeypatch.setattr(memory, "left_bytes", lambda table, **held: 0.0 * left_bytes(table, **held))
     without = predict(with_speed(entry)).memory[0].parts
     assert {part: parts[part] - without[part] for part in parts} == {
         part: told if part == MemoryPart.BUFFERS else 0.0 for part in parts

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import PowerSgd, TopK
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec
-from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
-from tests.parallel import parity_cases, relocate_cases
+from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
+from meshwright.spec.synchronize import GradientSync, SyncKind
+from tests.parallel import parity_cases, relocate_cases, test_outer
 from tests.parallel.move_cases import go_on, train
+from tests.parallel.offload_cases import with_groups
 from tests.parallel.parity_cases import Documents, Outcome
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design, sharded
@@ -91,9 +95,22 @@ def reference(model: ModelSpec, count: int, optimizer: Optimizer) -> Outcome:
 
 
 def check(pool: Pool, case: Case) -> None:
-    entry = made(case)
+    compare(pool, made(case))
+
+
+def compare(pool: Pool, entry: Design, *, bound: float = 0.0) -> None:
+    """With what one device gives: exactly, or up to a share of it where gradients are rounded."""
     found = pool.run(parity_cases.one_rank, entry, Documents.TWO, ranks=entry.plan.world_size)
-    parity_cases.compare(reference(entry.model, entry.plan.batch, entry.job.optimizer), found)
+    wanted = reference(entry.model, entry.plan.batch, entry.job.optimizer)
+    if bound:
+        parity_cases.compare_roughly(wanted, found, bound=bound)
+    else:
+        parity_cases.compare(wanted, found)
+
+
+def meeting(word: str, over: str, gradients: GradientSync) -> Design:
+    entry = made(("tiny", TWICE, word, over, ADAMW))
+    return replace(entry, plan=replace(entry.plan, gradients=gradients))
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +152,50 @@ def test_their_state_moves_in_the_least_bytes(own_pool: Pool, forth: bool) -> No
         assert seen.losses == pytest.approx(found[0].alone if seen.losses else [], rel=0, abs=1e-9)
     assert any(seen.losses for seen in found)
     assert sum(seen.sent for seen in found) == sum(seen.received for seen in found) == found[0].least
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "over"),
+    [
+        (Offload.PARAMETERS, "3333", "1.4."),
+        pytest.param(Offload.PARAMETERS, "3333", ".4.4", marks=pytest.mark.slow),
+        pytest.param(Offload.OPTIMIZER, "1323", "1.4.", marks=pytest.mark.slow),
+        pytest.param(Offload.ACTIVATIONS, "1323", "1.4.", marks=pytest.mark.slow),
+    ],
+)
+def test_what_of_them_lies_in_the_hosts_memory_changes_no_number(
+    pool: Pool, kind: Offload, word: str, over: str
+) -> None:
+    compare(pool, with_groups(made(("tiny", TWICE, word, over, ADAMW)), offload=kind))
+
+
+def test_gradients_of_which_all_is_sent_are_whole(pool: Pool) -> None:
+    """The largest of all elements, among two replicas of some blocks, four of others and none of the rest."""
+    compare(pool, meeting("1323", "14.1", GradientSync(compression=TopK(share=1.0))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.FP8])
+def test_gradients_in_eight_bits_are_near_them(pool: Pool, precision: Precision) -> None:
+    compare(pool, meeting("1323", "14.1", GradientSync(precision=precision)), bound=0.1)
+
+
+@pytest.mark.slow
+def test_gradients_are_whole_until_they_are_compressed(pool: Pool) -> None:
+    compare(pool, meeting("1323", "14.1", GradientSync(compression=PowerSgd(rank=2, start_step=5))))
+
+
+@pytest.mark.parametrize(
+    ("shard", "word", "over", "kind"),
+    [
+        (2, "1331", "1..1", SyncKind.STREAMING),
+        pytest.param(2, "3131", "1111", SyncKind.EAGER, marks=pytest.mark.slow),
+        pytest.param(4, "1322", "1.21", SyncKind.DILOCO, marks=pytest.mark.slow),
+    ],
+)
+def test_so_do_learners_each_over_its_own_ranks(pool: Pool, shard: int, word: str, over: str, kind: SyncKind) -> None:
+    layout = Layout(replicate=2, shard=shard, sharding=ZERO3, batch=8)
+    test_outer.train_as_one_device_does(pool, sharded(test_outer.met(layout, kind), word, over=over))
 
 
 @pytest.mark.slow

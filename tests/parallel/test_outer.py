@@ -74,11 +74,15 @@ def met(layout: Layout, kind: SyncKind, rounds: Rounds | None = None, *, tied: b
     ],
 )
 def test_learners_are_those_of_the_papers(pool: Pool, layout: str, kind: SyncKind, rounds: Rounds | None) -> None:
-    entry = met(LAYOUTS[layout], kind, rounds, tied=layout == "pipeline")
+    train_as_one_device_does(pool, met(LAYOUTS[layout], kind, rounds, tied=layout == "pipeline"))
+
+
+def train_as_one_device_does(pool: Pool, entry: Design) -> None:
+    """Two learners, after STEPS steps, are what the same training on one device has made of them."""
     wanted = outer_cases.reference(entry, STEPS)
     mean = {name: numpy.mean([learner[name] for learner in wanted], axis=0) for name in wanted[0]}
     seen: set[tuple[int, str]] = set()
-    for learner, own, together in pool.run(outer_cases.trained, entry, STEPS, ranks=LAYOUTS[layout].ranks):
+    for learner, own, together in pool.run(outer_cases.trained, entry, STEPS, ranks=entry.plan.world_size):
         for name, value in own.items():
             numpy.testing.assert_allclose(value, wanted[learner][name], rtol=0, atol=TOLERANCE, err_msg=name)
             numpy.testing.assert_allclose(together[name], mean[name], rtol=0, atol=TOLERANCE, err_msg=name)

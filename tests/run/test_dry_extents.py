@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright import cost
-from meshwright.spec.plan import Design, ScheduleKind, Sharding
+from meshwright.spec.cluster import Precision
+from meshwright.spec.compression import PowerSgd
+from meshwright.spec.plan import Design, Offload, ScheduleKind, Sharding
+from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
+from tests.parallel.offload_cases import with_groups
 from tests.run import dry_cases
 from tests.run.dry_cases import case
+from tests.run.test_dry_learners import SHARDED, check_traffic
 from tests.run.test_dry_memory import DENSE, asked, hold
 from tests.support.designs import Layout, sharded
 
@@ -47,6 +54,37 @@ MORE_HELD = {
 }
 
 
+# Gradients that meet in another way, of a block among two replicas, four, or none.
+MEETINGS = {
+    "in eight bits": ("1.44", GradientSync(precision=Precision.INT8)),
+    "in factors": ("1..1", GradientSync(compression=PowerSgd(rank=2))),
+}
+# Blocks in the host's memory, some of which replicas sum on the device first.
+AWAY = {
+    "whole ends": ("1......1", Layout(shard=4, sharding=ZERO3, batch=12)),
+    "hybrid": ("4..44..4", Layout(replicate=2, shard=2, sharding=ZERO3, batch=12)),
+    "hybrid, all alike": ("", Layout(replicate=2, shard=2, sharding=ZERO3, batch=12)),
+    "of one microbatch": ("...11...", Layout(shard=4, sharding=ZERO3, batch=4)),
+}
+ROUNDS = {
+    "whole ends": ("33333333", "1......1", SyncKind.STREAMING, Precision.INT4),
+    "zero1 ends": ("13333331", "1..11..1", SyncKind.EAGER, Precision.INT8),
+}
+
+
+def away(name: str) -> Design:
+    over, layout = AWAY[name]
+    entry = sharded(asked(DENSE, layout, length=128, layers=6), "3" * 8, over=over)
+    return with_groups(entry, offload=Offload.PARAMETERS)
+
+
+def learners(name: str) -> Design:
+    word, over, kind, precision = ROUNDS[name]
+    entry = sharded(asked(DENSE, SHARDED, length=64, layers=6), word, over=over)
+    rounds = usual_rounds(kind, every=8, learners=2, precision=precision)
+    return replace(entry, plan=replace(entry.plan, gradients=GradientSync(kind=kind, rounds=rounds)))
+
+
 def made(entry: tuple[str, Layout, str, str], *, accelerator: bool = True) -> Design:
     kind, layout, word, over = entry
     return sharded(case(layout, kind=kind, layers=2, accelerator=accelerator), word, over=over)
@@ -77,8 +115,30 @@ def test_so_it_is_beside_other_axes() -> None:
     check([made(entry, accelerator=False) for entry in SENT.values()])
 
 
+def test_every_byte_of_gradients_that_do_not_travel_whole_is_predicted() -> None:
+    entries = [(made(("tiny", TWICE, "1323", over)), gradients) for over, gradients in MEETINGS.values()]
+    check([replace(entry, plan=replace(entry.plan, gradients=gradients)) for entry, gradients in entries])
+
+
 def test_peaks_are_predicted() -> None:
     peaks(HELD)
+
+
+def test_peaks_of_blocks_in_the_hosts_memory_are_predicted_there_too() -> None:
+    hold({name: away(name) for name in list(AWAY)[:2]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(AWAY)[2:])
+def test_so_are_those_of_other_blocks_there(name: str) -> None:
+    hold({name: away(name)})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROUNDS)
+def test_what_learners_keep_and_send_of_them_is_predicted(name: str) -> None:
+    entries = {name: learners(name)}
+    check_traffic(entries, hold(entries))
 
 
 @pytest.mark.slow

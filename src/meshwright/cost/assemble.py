@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from meshwright.cost.compression import coding_seconds, compressed_seconds
+from meshwright.cost.compression import Compressed, coding_seconds, compressed_seconds
 from meshwright.cost.copied_heads import heads_of, summed_copies
+from meshwright.cost.extents import Extent, by_extent
 from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
@@ -240,7 +241,7 @@ def _once(
         slack = Slack(**{name: each.by_name[f"slack_{name}"] for name in LINKS})
         apart = grid_parameters(table, changed, counts=counts)
         exposed, whole = bucketed(
-            [(entry.data, parameters - apart), (entry.expert_data, apart)],
+            [(entry.data[None], parameters - apart), (entry.expert_data, apart)],
             slack,
             table,
             sizes=entry.sizes,
@@ -248,14 +249,9 @@ def _once(
         )
         owned = owned_of(table, changed, arrays=arrays, counts=counts, model=model)
         optimized = _optimized(table, arrays=arrays, counts=counts, model=model, job=job)
-        small = compressed_seconds(
-            optimized,
-            owned,
-            links=entry.data,
-            slack=slack,
-            contention=entry.contention,
-            device=entry.group.device,
-        )
+        extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
+        parts = [_compressed(optimized, extent, entry) for extent in extents]
+        small = compressed_seconds(parts, slack=slack, contention=entry.contention, device=entry.group.device)
         if small is not None:
             exposed = np.where(small.rows[:, None], small.exposed, exposed)
             whole = np.where(small.rows[:, None], small.whole, whole)
@@ -281,6 +277,12 @@ def _once(
             worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))
     tied = tied_seconds(table, machines, model=model, software=software(job.software))
     return _Once(tied=tied, **worst)
+
+
+def _compressed(optimized: Optimized, extent: Extent, entry: Machine) -> Compressed:
+    """The blocks that so many ranks divide, whose gradients meet over links of their own."""
+    found = optimized.of_extent(extent.table, extent.counts)
+    return Compressed(found=found, owned=extent.held.owned, links=entry.data[extent.shards])
 
 
 def _halves(table: PlanTable, entry: Machine, *, arrays: LayoutArrays, counts: FloatArray) -> FloatArray:

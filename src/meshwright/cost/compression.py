@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,48 +64,60 @@ class CompressedSeconds:
     whole: FloatArray
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressed:
+    """Trained parameters that ranks have `owned`, shape (rows, ranks), of rows and blocks as `found` has them, whose
+    gradients meet over `links`: among replicas alone where they are sharded."""
+
+    found: Optimized
+    owned: FloatArray
+    links: DataLinks
+
+
 def compressed_seconds(
-    found: Optimized,
-    owned: FloatArray,
-    *,
-    links: DataLinks,
-    slack: Slack,
-    contention: Contention | None,
-    device: DeviceSpec,
+    meetings: Sequence[Compressed], *, slack: Slack, contention: Contention | None, device: DeviceSpec
 ) -> CompressedSeconds | None:
-    """How long gradients of the trained parameters that ranks have `owned`, shape (rows, ranks), take to meet; None
-    where no row compresses. What is sharded meets among replicas alone.
+    """How long gradients take to meet, those of each of `meetings` apart; None where no row compresses.
 
     What is sent first travels during backward, all but its last bucket; what follows it, and all work, is waited for.
     """
-    rows = compresses(found.table)
+    rows = compresses(meetings[0].found.table)
     if not rows.any():
         return None
+    nothing = np.zeros_like(meetings[0].owned)
+    traffic, tail, waited = Traffic.none(nothing), nothing, nothing
+    for meeting in meetings:
+        for mine, compression in _kinds(meeting.found.table):
+            sent, last, late = _seconds(meeting, compression, device=device)
+            traffic = traffic + sent.where(mine[:, None])
+            tail = np.where(mine[:, None], np.maximum(tail, last), tail)
+            waited = waited + np.where(mine[:, None], late, 0.0)
+    hidden = np.maximum(exposed_beside(traffic, slack, contention), tail)
+    return CompressedSeconds(rows=rows, exposed=hidden + waited, whole=traffic.whole + waited)
+
+
+def _seconds(
+    meeting: Compressed, compression: Compression, *, device: DeviceSpec
+) -> tuple[Traffic, FloatArray, FloatArray]:
+    """What travels during backward, how long its last bucket does, and seconds of what follows and of all work."""
+    found, owned, links = meeting.found, meeting.owned, meeting.links
     bandwidth = device.memory_bandwidth * device.memory_fraction
     peak = device.peak_flops.get(Precision.FP32) or min(device.peak_flops.values())
-    exposed, whole = np.zeros_like(owned), np.zeros_like(owned)
     sharded = found.table.sharding[:, None] > 0
-    for mine, compression in _kinds(found.table):
-        sizes = _sizes(compression, found, owned, processor=device.kind is DeviceKind.CPU)
-        calls = np.ceil(owned * state_bytes(found.table).wide[:, None] / BUCKET_BYTES)
-        beside, after = (
-            np.where(sharded, *(each.seconds(sent, calls=calls) for each in (links.reduce_replicas, links.reduce_all)))
-            for sent in (sizes.beside, sizes.after)
-        )
-        after = np.where(sizes.after > 0.0, after, 0.0)
-        if isinstance(compression, TopK | DeMo):
-            beside = _GATHERED * beside
-        elif isinstance(compression, OneBit):
-            beside, after = _GATHERED * beside, _GATHERED * after
-        work = sizes.moves / bandwidth + sizes.flops / peak + sizes.kernels * device.launch_seconds
-        shards, wholes = (
-            Traffic.over(beside, way, num_bytes=sizes.beside) for way in (links.replicas, links.everywhere)
-        )
-        traffic = shards.where(sharded) + wholes.where(~sharded)
-        hidden = np.maximum(exposed_beside(traffic, slack, contention), beside / np.maximum(calls, 1.0))
-        exposed = np.where(mine[:, None], hidden + after + work, exposed)
-        whole = np.where(mine[:, None], beside + after + work, whole)
-    return CompressedSeconds(rows=rows, exposed=exposed, whole=whole)
+    sizes = _sizes(compression, found, owned, processor=device.kind is DeviceKind.CPU)
+    calls = np.ceil(owned * state_bytes(found.table).wide[:, None] / BUCKET_BYTES)
+    beside, after = (
+        np.where(sharded, *(each.seconds(sent, calls=calls) for each in (links.reduce_replicas, links.reduce_all)))
+        for sent in (sizes.beside, sizes.after)
+    )
+    after = np.where(sizes.after > 0.0, after, 0.0)
+    if isinstance(compression, TopK | DeMo):
+        beside = _GATHERED * beside
+    elif isinstance(compression, OneBit):
+        beside, after = _GATHERED * beside, _GATHERED * after
+    work = sizes.moves / bandwidth + sizes.flops / peak + sizes.kernels * device.launch_seconds
+    shards, wholes = (Traffic.over(beside, way, num_bytes=sizes.beside) for way in (links.replicas, links.everywhere))
+    return shards.where(sharded) + wholes.where(~sharded), beside / np.maximum(calls, 1.0), after + work
 
 
 def coding_seconds(table: PlanTable, trained: FloatArray, *, device: DeviceSpec) -> FloatArray:

@@ -37,16 +37,17 @@ class Kind:
     backward: Backward = Backward.WHOLE
 
     def rows(self, table: PlanTable) -> PlanTable:
-        """`table` as though all blocks were sharded as such a block is; nothing is where a row has no ranks to shard
-        over."""
+        """`table` as though all blocks were sharded as such a block is, one learner's where a row has several and the
+        block says over how many ranks; nothing is where a row has no ranks to shard over."""
         if self.sharding is None:
             return table
         sharded = table.sharding > 0
         found = replace(table, sharding=np.where(sharded, self.sharding, 0))
         if self.shards is None:
             return found
-        replicate = np.where(sharded, np.maximum(table.data // self.shards, 1), table.replicate)
-        return replace(found, replicate=replicate, shard=np.where(sharded, self.shards, table.shard))
+        replicate = np.where(sharded, np.maximum(table.meeting // self.shards, 1), table.replicate)
+        sync = np.where(sharded & table.of_learners, 0, table.sync)
+        return replace(found, replicate=replicate, shard=np.where(sharded, self.shards, table.shard), sync=sync)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class Machine:
     sizes: StateBytes
     blocks: list[BlockSeconds]
     syncs: list[SyncSeconds]
-    data: DataLinks
+    data: Mapping[int | None, DataLinks]
     expert_data: DataLinks
     agree: FloatArray
     action: FloatArray
@@ -99,7 +99,7 @@ def machine(
         sizes=sizes,
         blocks=blocks,
         syncs=syncs,
-        data=links.data,
+        data=over,
         expert_data=links.expert_data,
         agree=links.everyone.seconds(4.0) if job.optimizer.clip_norm is not None else np.zeros(len(table)),
         action=np.where(table.pipeline > 1, group.device.action_seconds, 0.0) * sharing.lockstep,

@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.cost.block_bytes import Holds
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
+from meshwright.cost.extents import Extent, by_extent
 from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
 from meshwright.cost.holding import Holdings, collect
 from meshwright.cost.layouts import LayoutArrays
@@ -29,7 +30,7 @@ from meshwright.cost.parameters import (
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
-from meshwright.cost.states import ZERO1, ZERO2, Local, state_bytes, states, without_parameters
+from meshwright.cost.states import ZERO1, ZERO2, Local, left_bytes, state_bytes, states, without_parameters
 from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import NodeGroup
@@ -91,9 +92,10 @@ def _at(
     """As `memory`, of the ranks that are shown."""
     features, device = software(job.software), group.device
     changed = trained_of(blocks, kinds=arrays.kinds)
-    local = _local(table, blocks, changed, arrays=arrays, counts=counts, model=model, job=job)
+    extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
+    local = _local(table, blocks, changed, extents, arrays=arrays, counts=counts, model=model, job=job)
     state = states(table, local, away=optimizes_away(table), software=features, device=device)
-    state = without_parameters(state, keeps_parameters_away(table))
+    state = without_parameters(state, keeps_parameters_away(table), table=table, local=local)
     source = Holdings(
         table=table,
         blocks=blocks,
@@ -105,9 +107,7 @@ def _at(
     )
     fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)
     entry = collect(source, counts, shape=shape, fixed=fixed)
-    met = round_bytes(
-        table, local.trained_owned, model=model, largest=partial(_largest_block, local, changed, counts=counts)
-    )
+    met = round_bytes(table, local.trained_owned, model=model, largest=partial(_largest_block, extents, changed))
     peak = heaviest_moment(
         state,
         entry,
@@ -116,10 +116,10 @@ def _at(
         shape=shape,
         kind=device.kind,
         software=features,
-        besides=() if met is None else (met.between(state.after, entry.fixed),),
+        besides=() if met is None else (met.between(state.after, entry.fixed, gathered=state.gathered),),
         least=least,
     )
-    passing = partial(_passing_host, table, local, changed, arrays=arrays, counts=counts, model=model)
+    passing = partial(_passing_host, table, local, changed, extents, arrays=arrays, counts=counts, model=model)
     host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
     left = overflow(host, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
@@ -149,18 +149,22 @@ def _local(
     table: PlanTable,
     blocks: Sequence[Holds],
     changed: Sequence[Holds],
+    extents: Sequence[Extent],
     *,
     arrays: LayoutArrays,
     counts: Mapping[str, FloatArray],
     model: ModelSpec,
     job: JobSpec,
 ) -> Local:
-    """Parameters of every rank and what the optimizer keeps of those of `changed` blocks, which are trained."""
+    """Parameters of every rank and what the optimizer keeps of those of `changed` blocks, which are trained and lie in
+    `extents`."""
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
-    trained = local_parameters(table, changed, arrays=arrays, counts=counts, model=model)
-    trained_owned = owned_of(table, changed, arrays=arrays, counts=counts, model=model)
+    trained, trained_owned = (
+        np.asarray(sum(getattr(each.held, name) for each in extents)) for name in ("whole", "owned")
+    )
     among = partial(sharded_as, table=table, arrays=arrays, counts=counts, model=model)
-    summed = among([ZERO1], all_=Shared(whole=trained, owned=trained_owned), blocks=changed)
+    every = Shared(whole=trained, owned=trained_owned)
+    summed = among([ZERO1], all_=every, blocks=changed)
     owned = owned_of(table, blocks, arrays=arrays, counts=counts, model=model)
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
     return Local(
@@ -174,8 +178,15 @@ def _local(
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),
-        left=compression_bytes(optimized, trained_owned),
+        left=sum((_left(each, optimized) for each in extents), 0.0 * trained),
+        repeated=sum((each.repeated for each in extents), 0.0 * trained),
     )
+
+
+def _left(extent: Extent, optimized: Optimized) -> FloatArray:
+    """Bytes of what is left of the gradients of some blocks, shape (rows, ranks)."""
+    rounded = left_bytes(extent.table, trained=extent.held.whole, owned=extent.held.owned)
+    return rounded + compression_bytes(optimized.of_extent(extent.table, extent.counts), extent.held.owned)
 
 
 def _beside_training(
@@ -186,11 +197,16 @@ def _beside_training(
     return copies if met is None else copies + met.travelling + met.kept
 
 
-def _largest_block(local: Local, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
-    """Of `local.trained_owned`, the most that is of one block, shape (rows, ranks)."""
+def _largest_block(extents: Sequence[Extent], blocks: Sequence[Holds], *, alone: bool = False) -> FloatArray:
+    """The most that a rank owns of one of the trained `blocks`, shape (rows, ranks): of those that no other rank owns
+    too where they are meant `alone`."""
     values = np.stack([block.parameters for block in blocks], axis=1)[:, None, :]
-    whole = np.where(counts["total"][..., :-1] > 0, values, 0.0).max(axis=2)
-    return np.asarray(whole * local.trained_owned / np.maximum(local.trained, 1.0))
+    found = []
+    for extent in extents:
+        whole = np.where(extent.counts["total"][..., :-1] > 0, values, 0.0).max(axis=2)
+        owned = whole * extent.held.owned / np.maximum(extent.held.whole, 1.0)
+        found.append(np.where(extent.repeated > 0.0, 0.0, owned) if alone else owned)
+    return np.asarray(np.max(found, axis=0))
 
 
 def _on_host(
@@ -217,18 +233,22 @@ def _passing_host(
     table: PlanTable,
     local: Local,
     changed: Sequence[Holds],
+    extents: Sequence[Extent],
     *,
     arrays: LayoutArrays,
     counts: Mapping[str, FloatArray],
     model: ModelSpec,
 ) -> FloatArray:
     """Elements of gradients on their way through the host's memory, shape (rows, ranks): of an optimizer there those
-    that step together, embeddings or all else; of parameters there those that are added to a block's."""
+    that step together, embeddings or all else; of parameters there those that are added to a block's, where no
+    replicas sum it first: a table that they do sum comes after all others."""
     apart = [isinstance(kind.block, Embedding) for kind in arrays.kinds]
     rest = [untrained(block) if alone else block for block, alone in zip(changed, apart, strict=True)]
-    others = owned_of(table, rest, arrays=arrays, counts=counts, model=model)
+    before = by_extent(table, rest, arrays=arrays, counts=counts, model=model)
+    others = np.asarray(sum(each.held.owned for each in before))
+    last = local.repeated - sum(each.repeated for each in before)
     several = (table.microbatches > 1)[:, None]
-    added = np.where(several, _largest_block(local, changed, counts=counts), 0.0)
+    added = np.where(several, np.maximum(_largest_block(extents, changed, alone=True) - last, 0.0), 0.0)
     return np.where(keeps_parameters_away(table)[:, None], added, np.maximum(others, local.trained_owned - others))
 
 

@@ -122,7 +122,7 @@ class UnlikeMoments(EagerMoments):
         found.gathered, found.dropped = self.compute * way.frees, self.compute * (1.0 - way.frees)
         found.sums_whole, found.divided = way.sums > 0.0, np.maximum(way.ranks, 1.0)
         found.received = np.where(found.divided > 1.0, self.received, 1.0)
-        found.found = replace(self.found, share=np.where(self.found.share > 0.0, way.share, 0.0))
+        found.found = replace(self.found, share=way.share)
         return found
 
     def _flies(self, at: Beside) -> FloatArray:

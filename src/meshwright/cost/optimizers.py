@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -109,6 +109,10 @@ class Optimized:
     model: ModelSpec
     spec: Optimizer
     one_kernel: bool = False
+
+    def of_extent(self, table: PlanTable, counts: Mapping[str, FloatArray]) -> Optimized:
+        """The same of some blocks alone, which `table` takes all for."""
+        return replace(self, table=table, counts=counts)
 
     def held(self, kind: Kind) -> Iterator[Treated]:
         """Every tensor of blocks of `kind`; blocks that are alike but for their names may be treated unlike."""

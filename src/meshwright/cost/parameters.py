@@ -102,6 +102,19 @@ def sharded_as(
         those = np.isin(table.sharding, ways)[:, None]
         return Shared(whole=np.where(those, all_.whole, 0.0), owned=np.where(those, all_.owned, 0.0))
     chosen = [np.isin(kind.rows(table).sharding, ways).astype(np.float64) for kind in arrays.kinds]
+    return shared_of(table, blocks, chosen, arrays=arrays, counts=counts, model=model)
+
+
+def shared_of(
+    table: PlanTable,
+    blocks: Sequence[Holds],
+    chosen: Sequence[FloatArray],
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+) -> Shared:
+    """Parameters of every rank that are of `blocks` of the kinds `chosen`, 1 or 0 by row."""
     held = [_of(block, share) for block, share in zip(blocks, chosen, strict=True)]
     whole = np.einsum("nrk,nk->nr", counts["total"][..., :-1], np.stack([each.parameters for each in held], axis=1))
     copied = _copied_tables(table, blocks, arrays=arrays, counts=counts, model=model)

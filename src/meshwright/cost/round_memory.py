@@ -28,10 +28,12 @@ class RoundBytes:
     sent: FloatArray
     copied: FloatArray
 
-    def between(self, gradients: FloatArray, fixed: FloatArray) -> Moment:
-        """Between two steps the last one's `gradients` and `fixed` buffers are still there."""
+    def between(self, gradients: FloatArray, fixed: FloatArray, *, gathered: FloatArray) -> Moment:
+        """Between two steps the last one's `gradients` and `fixed` buffers are still there, and none of the parameters
+        that were `gathered`."""
         nothing = np.zeros_like(self.moment)
-        return Moment(gradients=gradients, activations=nothing, logits=nothing, buffers=fixed + self.moment)
+        buffers = fixed + self.moment
+        return Moment(gradients=gradients, activations=nothing, logits=nothing, buffers=buffers, freed=gathered)
 
 
 def round_bytes(

@@ -65,7 +65,8 @@ class Local:
     former are in layers. `trained` and `trained_owned` are what of both has gradients. Of what is sharded, `stays` are
     those of `whole` that no pass frees, `summed` those of `trained` whose gradients are summed whole, and
     `summed_owned` what this rank owns of those. `moments` are bytes of the optimizer's state, and `step` those that one
-    step of it needs for a moment; `left` what is kept of gradients that are compressed."""
+    step of it needs for a moment; `left` what is kept of gradients that do not travel whole, and `repeated` those of
+    `trained_owned` whose gradients replicas sum."""
 
     whole: FloatArray
     owned: FloatArray
@@ -78,6 +79,7 @@ class Local:
     moments: FloatArray
     step: FloatArray
     left: FloatArray
+    repeated: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,16 +116,17 @@ def states(table: PlanTable, local: Local, *, away: BoolArray, software: Softwar
     return replace(kept, optimizer=np.where(here, kept.optimizer, 0.0), step=np.where(here, kept.step, 0.0))
 
 
-def without_parameters(found: States, away: BoolArray) -> States:
-    """`found` but for rows whose shards of parameters and of gradients are `away` in the host's memory."""
-    here = ~away[:, None]
+def without_parameters(found: States, away: BoolArray, *, table: PlanTable, local: Local) -> States:
+    """`found` but for rows whose shards of parameters and of gradients are `away` in the host's memory: those that
+    replicas sum go there when all of a step are summed."""
+    here, stays = ~away[:, None], local.repeated * state_bytes(table).master[:, None]
     return replace(
         found,
         parameters=np.where(here, found.parameters, 0.0),
         before=np.where(here, found.before, 0.0),
-        summed=np.where(here, found.summed, 0.0),
+        summed=np.where(here, found.summed, stays),
         after=np.where(here, found.after, 0.0),
-        share=np.where(here, found.share, 0.0),
+        share=np.where(here, found.share, local.repeated / np.maximum(local.trained, 1.0)),
         left=np.where(here, found.left, 0.0),
     )
 
@@ -134,8 +137,7 @@ def _masters(table: PlanTable, local: Local) -> States:
     master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
     sharded = (table.sharding > 0)[:, None]
     bucketed = ~sharded & ((table.meeting * table.context)[:, None] > 1)
-    rounded = (_COMPRESSED[table.gradient_precision] & (replicas_meeting(table) > 1))[:, None]
-    left = left_bytes(table, local) + local.left
+    rounded, left = _COMPRESSED[table.gradient_precision][:, None], local.left
     # Gradients of bf16 travel in fp32 unless the plan says less.
     rounds = (table.master is Master.BF16_STOCHASTIC) & (reduced > master)
     share = (local.summed + local.trained_owned - local.summed_owned) * master
@@ -147,15 +149,16 @@ def _masters(table: PlanTable, local: Local) -> States:
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
         wire=np.where(bucketed & ((reduced < master) | rounds), local.trained * reduced, 0.0)
-        + np.where(sharded & rounded, local.trained_owned * reduced, 0.0),
+        + np.where(sharded & rounded, local.repeated * reduced, 0.0),
         gathered=local.stays * compute,
         share=local.trained_owned / np.maximum(local.trained, 1.0),
         left=left,
     )
 
 
-def left_bytes(table: PlanTable, local: Local) -> FloatArray:
-    """Bytes of what rounding leaves of gradients that travel rounded, shape (rows, ranks).
+def left_bytes(table: PlanTable, *, trained: FloatArray, owned: FloatArray) -> FloatArray:
+    """Bytes of what rounding leaves of gradients that travel rounded, of so many `trained` parameters before sharding
+    and so many `owned` after it, all of shape (rows, ranks).
 
     Of all that a rank sends; where every rank is sent the sum back, of its own part of it too. Replicas and the ranks
     that share what is sharded, or a sequence, meet one after the other.
@@ -166,7 +169,7 @@ def left_bytes(table: PlanTable, local: Local) -> FloatArray:
     both = [np.where(ranks > 1, 1.0 + 1.0 / ranks, 0.0) for ranks in (replicas, inside)]
     within = np.where(sharded, 1.0 * (inside > 1), both[0] + both[1])
     apart = np.where(sharded, both[0], 0.0)
-    return np.asarray(local.trained * (narrow * within)[:, None] + local.trained_owned * (narrow * apart)[:, None])
+    return np.asarray(trained * (narrow * within)[:, None] + owned * (narrow * apart)[:, None])
 
 
 def replicas_meeting(table: PlanTable) -> IntArray:

@@ -108,9 +108,12 @@ class PlanTable:
     @property
     def learners(self) -> IntArray:
         """Replicas that train apart and meet in rounds, as Plan.learners."""
-        if not self.has_learners:
-            return np.ones_like(self.replicate)
-        return np.where(np.array([met.kind.has_learners for met in self.syncs])[self.sync], self.replicate, 1)
+        return np.where(self.of_learners, self.replicate, 1) if self.has_learners else np.ones_like(self.replicate)
+
+    @property
+    def of_learners(self) -> BoolArray:
+        """Rows whose replicas are learners, of which there may be one."""
+        return np.array([met.kind.has_learners for met in self.syncs])[self.sync]
 
     @property
     def meeting(self) -> IntArray:
@@ -120,7 +123,7 @@ class PlanTable:
     @property
     def has_learners(self) -> bool:
         """Whether some row may have learners: of `syncs`, those at 0 meet in every step."""
-        return bool(self.sync.any() and np.array([met.kind.has_learners for met in self.syncs])[self.sync].any())
+        return bool(self.sync.any() and self.of_learners.any())
 
     @property
     def side(self) -> IntArray:
@@ -350,8 +353,7 @@ class PlanTable:
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
-        orders = max((table.orders for table in tables), key=len)
-        return replace(tables[-1], **columns, orders=orders)
+        return replace(tables[-1], **columns, orders=max((table.orders for table in tables), key=len))
 
     @classmethod
     def stacked(cls, tables: Sequence[PlanTable]) -> PlanTable:

@@ -140,11 +140,13 @@ class _Rank:
 
     def _shards(self, own: Held) -> None:
         """Gradients of shards are rounded or compressed among the replicas that have the same ones."""
-        if self.apart:
-            trained = [part for unit in own.units for part in unit.parts if part.trained]
+        over: dict[Group, list[Part]] = {}
+        for unit in own.units if self.apart else ():
+            over.setdefault(unit.sharers.replicas, []).extend(part for part in unit.parts if part.trained)
+        for replicas, trained in over.items():
             trained.sort(key=lambda part: _place(part.name))
             for bucket in buckets(trained, each=self.master, most=BUCKET_BYTES):
-                self._summed(bucket, along(self.plan, AxisName.REPLICATE))
+                self._summed(bucket, replicas)
 
     def _whole(self, own: Held) -> None:
         """Gradients of parameters that ranks hold whole are summed over those that hold the same ones."""

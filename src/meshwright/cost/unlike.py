@@ -9,8 +9,9 @@ import numpy as np
 
 from meshwright.cost.block_bytes import Holds
 from meshwright.cost.layouts import Kind
+from meshwright.cost.offload import keeps_parameters_away
 from meshwright.cost.parameters import owned_parameters
-from meshwright.cost.states import ZERO1, ZERO3
+from meshwright.cost.states import ZERO1, ZERO3, replicas_meeting
 from meshwright.cost.synchronize import turns
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
@@ -24,7 +25,7 @@ _OF_LAYERS = ("largest_kept", "working", "ending", "mixing", "largest", "largest
 class Shards:
     """Of a block that is sharded, by row, 1 or 0: whether passes free its parameters (`frees`), whether it is one of
     those that zero3 does not free (`stays`), and whether its gradients are summed whole (`sums`). So many `ranks`
-    divide it, each of which owns a `share` of it."""
+    divide it, each of which has the gradient of a `share` of it: none where that goes to the host's memory at once."""
 
     frees: FloatArray
     stays: FloatArray
@@ -43,12 +44,13 @@ def _shards(table: PlanTable, block: Holds, shared: BoolArray) -> Shards:
     sharding, sharded = table.sharding, table.sharding > 0
     whole = np.maximum(block.parameters, 1.0)
     apart = np.where(table.on_grid, block.expert_parameters, 0.0)
+    stays = ~keeps_parameters_away(table) | (replicas_meeting(table) > 1)
     return Shards(
         frees=1.0 * ((sharding == ZERO3) & ~shared),
         stays=1.0 * (sharded & (sharding != ZERO3)),
         sums=1.0 * ((sharding == ZERO1) | (sharded & shared)),
         ranks=1.0 * np.where(sharded, table.divided, 1),
-        share=owned_parameters(table, whole[:, None], apart[:, None])[:, 0] / whole,
+        share=np.where(stays, owned_parameters(table, whole[:, None], apart[:, None])[:, 0] / whole, 0.0),
     )
 
 

@@ -65,7 +65,7 @@ def _is_first_copy(name: str, parameter: Tensor, mesh: Mesh) -> bool:
         of_tensor = places_on(parameter.device_mesh, of_tensor)
         names = parameter.device_mesh.mesh_dim_names or ()
         divided = {name for name, place in zip(names, parameter.placements, strict=True) if not place.is_replicate()}
-        extent = data_places(parameter.device_mesh)
+        extent = data_places(parameter.device_mesh, data=mesh.data_coordinate)
     if AxisName.SHARD.value in divided:
         divided.add(AxisName.CONTEXT.value)  # one dim of the mesh
     axes = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from meshwright.parallel.clip import local_part
 from meshwright.parallel.compress import Rounding, sent_elements
 from meshwright.parallel.expert_mesh import SHARD
 from meshwright.parallel.experts import Together, dim_of_shards, expert_gradients, expert_parameters
-from meshwright.parallel.extents import divides
+from meshwright.parallel.extents import divides, extent_of
 from meshwright.parallel.mesh import Mesh
 from meshwright.parallel.precision import Dtypes
 from meshwright.parallel.reduce_scatter import CompressedReduceScatter, ExchangeReduceScatter
@@ -52,8 +52,11 @@ def shard_module(
 
     Experts on a grid of their own are left as they are. Where `offload` says so, shards lie in the host's memory.
     """
-    axes = (AxisName.REPLICATE, AxisName.SHARD) if dtypes.meets_whole else (AxisName.SHARD,)
-    submesh = mesh.along(*axes) if shards is None else mesh.extents[shards]
+    whole = dtypes.meets_whole
+    if shards is None:
+        submesh = mesh.along(*((AxisName.REPLICATE, AxisName.SHARD) if whole else (AxisName.SHARD,)))
+    else:
+        submesh = mesh.extents[shards].both if whole else mesh.extents[shards].shards
     assert submesh is not None
     apart = expert_parameters(module) if mesh.experts is not None else ()
     _shard(module, submesh, sharding=sharding, dtypes=dtypes, apart=apart, offload=offload)
@@ -99,7 +102,7 @@ def _shard(
     )
     assert isinstance(module, FSDPModule)
     scatter: ExchangeReduceScatter | None = None
-    if dtypes.wire is not None and fresh:
+    if dtypes.wire is not None and fresh and submesh.size() > 1:
         ranks, like = submesh.size(), fresh[0]
         size = sent_elements(fresh, ranks=ranks)
         rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device, wire=dtypes.wire)
@@ -153,11 +156,10 @@ def _dense_synchronizer(
         gather_back(units, root=part, still=still)
         if next(part.parameters()).device.type == "cpu":
             gather_ahead(units, root=part)
-        summed, replicas = sharded(part, shardings=shardings), mesh.group(AxisName.REPLICATE)
-        if dtypes.meets_whole or replicas is None:
+        summed = sharded(part, shardings=shardings)
+        if dtypes.meets_whole:
             return summed
-        travel = Travel(wire=dtypes.wire, compression=dtypes.compression)
-        return Together((summed, ShardBuckets(part.parameters(), group=replicas, travel=travel)))
+        return Together((summed, *_among_replicas(part, mesh=mesh, dtypes=dtypes)))
     groups = [mesh.group(axis) for axis in (AxisName.REPLICATE, AxisName.SHARD)]
     present = tuple(group for group in groups if group is not None)
     dtype = dtypes.reduce if dtypes.reduce is not dtypes.master else None
@@ -165,6 +167,19 @@ def _dense_synchronizer(
     held = [parameter for parameter in part.parameters() if parameter not in apart]
     travel = Travel(dtype=dtype, wire=dtypes.wire, compression=dtypes.compression)
     return BucketedGradients(held, groups=present, travel=travel)
+
+
+def _among_replicas(part: nn.Module, *, mesh: Mesh, dtypes: Dtypes) -> Iterator[ShardBuckets]:
+    """How gradients of shards of `part` meet among the ranks that have the same ones, by how many ranks divide them."""
+    travel = Travel(wire=dtypes.wire, compression=dtypes.compression)
+    over: dict[int | None, list[nn.Parameter]] = {}
+    for parameter in part.parameters():
+        assert isinstance(parameter, DTensor), "all of a part is sharded, or nothing"
+        over.setdefault(extent_of(parameter.device_mesh), []).append(parameter)
+    for shards, parameters in over.items():
+        replicas = mesh.replicas_of(shards)
+        if replicas is not None:
+            yield ShardBuckets(parameters, group=replicas, travel=travel)
 
 
 def residuals(part: nn.Module, synchronizer: Synchronizer) -> tuple[Tensor, ...]:

@@ -20,11 +20,21 @@ _BOTH = (AxisName.REPLICATE, AxisName.SHARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """The ranks that `shards` of a block lie on, one each, those that `replicas` of this rank's do, None where that is
+    this rank alone, and `both` as one mesh."""
+
+    shards: DeviceMesh
+    replicas: DeviceMesh | None
+    both: DeviceMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataMeshes:
     """Of this rank: those along the plan's own axes, and by their number those of blocks that so many ranks divide."""
 
     own: Mapping[tuple[AxisName, ...], DeviceMesh]
-    extents: Mapping[int, DeviceMesh]
+    extents: Mapping[int, Extent]
 
 
 def all_data(dims: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, list[AxisName]]:
@@ -49,7 +59,12 @@ def data_meshes(root: DeviceMesh, plan: Plan) -> DataMeshes:
     extents = {}
     for number in plan.extents:
         replicas, shards = dim_names(number, plan)
-        extents[number] = cut[number][(replicas, shards) if shares[number][0] > 1 else (shards,)]
+        alone, repeated = cut[number][(shards,)], shares[number][0] > 1
+        extents[number] = Extent(
+            shards=alone,
+            replicas=cut[number][(replicas,)] if repeated else None,
+            both=cut[number][(replicas, shards)] if repeated else alone,
+        )
     return DataMeshes(own=own, extents=extents)
 
 
@@ -64,8 +79,16 @@ def divides(dim: str) -> bool:
     return dim.split("_")[0] == AxisName.SHARD.value
 
 
-def data_places(mesh: DeviceMesh) -> dict[str, int]:
-    """Where this rank stands on the dims of a parameter's `mesh` that are an extent's; none of the plan's own axes."""
-    own = {axis.value for axis in _BOTH}
-    names = [name for name in mesh.mesh_dim_names or () if name.split("_")[0] in own and name not in own]
-    return {name: mesh.get_local_rank(name) for name in names}
+def extent_of(mesh: DeviceMesh) -> int | None:
+    """How many data parallel ranks divide a parameter of `mesh`, where they are others than those of the shard axis."""
+    told = next((name for name in mesh.mesh_dim_names or () if divides(name) and name != AxisName.SHARD.value), None)
+    return None if told is None else int(told.split("_")[1])
+
+
+def data_places(mesh: DeviceMesh, *, data: int) -> dict[str, int]:
+    """Where data parallel rank `data` stands among those that repeat a parameter of `mesh` and those that divide it, by
+    the names of an extent's dims; none of the plan's own axes."""
+    number = extent_of(mesh)
+    if number is None:
+        return {}
+    return {f"{AxisName.REPLICATE.value}_{number}": data // number, f"{AxisName.SHARD.value}_{number}": data % number}

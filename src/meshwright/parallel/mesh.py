@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.parallel.copied_heads import Copied, copied_heads
 from meshwright.parallel.expert_mesh import ExpertMesh, build_expert_mesh
-from meshwright.parallel.extents import DATA, DataMeshes, all_data, data_meshes
+from meshwright.parallel.extents import DATA, DataMeshes, Extent, all_data, data_meshes
 from meshwright.parallel.torch_compat import forget_layouts
 from meshwright.spec.errors import EnvironmentUnfit, Problem
 from meshwright.spec.plan import AxisName, Plan, TensorGrid
@@ -71,7 +71,7 @@ class Mesh:
     experts: ExpertMesh | None = None
     tensor_places: dict[str, int] = field(default_factory=dict)
     copied: Mapping[int, Copied] = field(default_factory=dict)
-    extents: Mapping[int, DeviceMesh] = field(default_factory=dict)
+    extents: Mapping[int, Extent] = field(default_factory=dict)
     everyone: dist.ProcessGroup | None = None
 
     def size(self, axis: AxisName) -> int:
@@ -93,6 +93,12 @@ class Mesh:
         """The process group of this rank along `axis`; None when it is alone there."""
         submesh = self.along(axis)
         return None if submesh is None else submesh.get_group()
+
+    def replicas_of(self, shards: int | None) -> dist.ProcessGroup | None:
+        """Ranks with the same shards of what so many data parallel ranks divide, None those of the shard axis; None
+        where this one is alone."""
+        replicas = self.along(AxisName.REPLICATE) if shards is None else self.extents[shards].replicas
+        return None if replicas is None else replicas.get_group()
 
     @property
     def data_coordinate(self) -> int:

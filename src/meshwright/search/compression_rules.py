@@ -75,9 +75,10 @@ def compression_laid(design: Design) -> Problem | None:
     sharding = plan.first_group.sharding
     sharded = sharding is not Sharding.NONE and plan.shard * plan.context > 1
     axes = sum(size > 1 for size in (plan.replicate, plan.shard, plan.context))
+    meets = any(plan.repeats(group) > 1 for group in plan.groups)
     offloaded = any(group.offload is Offload.PARAMETERS for group in plan.groups)
     against = {
-        f"that {sharding.value} shards among all ranks": sharded and plan.replicate == 1,
+        f"that {sharding.value} shards among all ranks": sharded and not meets,
         "over two axes": not sharded and axes > 1,
         "that lie in the host's memory": sharded and offloaded,
         "with experts on a grid of their own": plan.experts is not None,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from meshwright.search.rules import Rule, Scope, choices, divisors, groups_of
-from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
 from meshwright.spec.errors import Problem
-from meshwright.spec.plan import BlockGroup, Design, Offload, Plan, Sharding
+from meshwright.spec.plan import BlockGroup, Design, Plan, Sharding
 
 _MOST_TOLD = 2**20  # data parallel ranks of which all divisors are looked for
 
 
 def extents_divide(design: Design) -> Problem | None:
-    """A group's shards are a part of the shard axis or several of it, and others than those of all groups."""
+    """A group's shards are a part of the shard axis or several of it, and others than those of all groups where no
+    learners take the replicate axis."""
     plan = design.plan
     for where, group in groups_of(plan):
         what, fix = _wrong(group, plan)
@@ -31,7 +31,8 @@ def _wrong(group: BlockGroup, plan: Plan) -> tuple[str, str]:
         return f"{shards} is the size of the shard axis, which groups are sharded over that do not say", ""
     if not _fits(shards, plan):
         what = f"{shards} ranks neither divide the shard axis of {plan.shard} nor are several of it"
-        return f"{what} that divide the {plan.data} data parallel ranks", ""
+        whose = " of a learner" if plan.learners > 1 else ""
+        return f"{what} that divide the {_data(plan)} data parallel ranks{whose}", ""
     return "", ""
 
 
@@ -39,7 +40,7 @@ def _together(design: Design) -> Problem | None:
     """What is wrong with the shards of groups beside each other."""
     plan = design.plan
     first = plan.first_group.shards
-    if first is not None and all(group.shards == first for group in plan.groups):
+    if first is not None and all(group.shards == first for group in plan.groups) and plan.learners == 1:
         fix = f"leave it out, with replicate {plan.data // first} and shard {first}"
         return Problem(
             where="plan.stages", what=f"every group is sharded over {first} rank{'s' * (first > 1)}", fix=fix
@@ -58,13 +59,8 @@ def extents_laid(design: Design) -> Problem | None:
     plan, job = design.plan, design.job
     if not plan.extents:
         return None
-    precision = plan.gradients.precision
     against = {
-        "of learners": plan.gradients.kind.has_learners,
-        "whose gradients are compressed": plan.gradients.compression is not None,
-        f"whose gradients meet in {precision.value}": precision in EIGHT_BIT_GRADIENTS,
         "with experts on a grid of their own": plan.experts is not None,
-        "with parameters in the host's memory": any(group.offload is Offload.PARAMETERS for group in plan.groups),
         "with axes in another order": not plan.has_usual_order,
         "of replicas under torchft": job.elastic.by_torchft,
     }
@@ -77,7 +73,12 @@ def extents_laid(design: Design) -> Problem | None:
 
 
 def _fits(shards: int, plan: Plan) -> bool:
-    return plan.data % shards == 0 and (plan.shard % shards == 0 or shards % plan.shard == 0)
+    return _data(plan) % shards == 0 and (plan.shard % shards == 0 or shards % plan.shard == 0)
+
+
+def _data(plan: Plan) -> int:
+    """Data parallel ranks that meet in every step."""
+    return plan.data // plan.learners
 
 
 def _extents_fix(design: Design, where: str) -> str:
@@ -87,15 +88,16 @@ def _extents_fix(design: Design, where: str) -> str:
     ends = [path for path, _ in groups_of(plan)]
     tied = {ends[0]: ends[-1], ends[-1]: ends[0]} if design.model.head.tied and len(ends) > 1 else {}
     if (other := others.get(tied.get(where, ""))) is not None:
-        unlike = other != plan.shard and _fits(other, plan) and len(set(others.values())) > 1
+        unlike = other != plan.shard and _fits(other, plan) and (len(set(others.values())) > 1 or plan.learners > 1)
         return f"choose {other}" if unlike else "leave it out, here and of the group that is tied to it"
     if where in tied:
         return "leave it out"
     if dict(groups_of(plan))[where].shards == plan.shard:
         return "leave it out"
-    alone = set(others.values()) if len(set(others.values())) == 1 else set()
-    free = others and extents_laid(design) is None and plan.data <= _MOST_TOLD
-    told = [n for n in divisors(plan.data) if n != plan.shard and n not in alone and _fits(n, plan)] if free else []
+    alike = len(set(others.values())) == 1 and plan.learners == 1
+    alone = set(others.values()) if alike else set()
+    free = others and extents_laid(design) is None and _data(plan) <= _MOST_TOLD
+    told = [n for n in divisors(_data(plan)) if n != plan.shard and n not in alone and _fits(n, plan)] if free else []
     return f"{choices(told)}, or leave it out" if told else "leave it out"
 
 

@@ -77,8 +77,9 @@ def gradients_reduced(design: Design) -> Problem | None:
     if precision not in EIGHT_BIT_GRADIENTS:
         return None
     against = {
-        "among replicas of shards in the host's memory": plan.of_learner().replicate > 1
-        and any(group.offload is Offload.PARAMETERS for group in plan.groups),
+        "among replicas of shards in the host's memory": any(
+            group.offload is Offload.PARAMETERS and plan.repeats(group) > 1 for group in plan.groups
+        ),
         "with experts on a grid of their own": plan.experts is not None,
         f"under {plan.schedule.kind.value}": planned.splits(plan.schedule)
         or plan.schedule.kind is ScheduleKind.BREADTH_FIRST,

@@ -244,6 +244,10 @@ class Plan:
         """Replicas that train apart and meet in rounds; 1 where all data parallel ranks meet in every step."""
         return self.replicate if self.gradients.kind.has_learners else 1
 
+    def repeats(self, group: BlockGroup) -> int:
+        """Data parallel ranks that meet in every step and hold the same of what is sharded of `group`."""
+        return self.data // self.learners // (self.shard if group.shards is None else group.shards)
+
     @property
     def sends_fragments(self) -> bool:
         """Whether learners meet in one part of the model after another."""
