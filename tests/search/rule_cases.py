@@ -61,12 +61,12 @@ from tests.search.rule_designs import (
     tied,
     turned,
 )
+from tests.search.schedule_cases import SCHEDULE_CASES
 from tests.search.torchft_cases import TORCHFT_CASES
 from tests.support.designs import sharded
 from tests.support.models import with_prefix
 
 EVEN = ((0, 1, 3), (0, 2, 3)) * 4
-PAIRED = Schedule(kind=ScheduleKind.DUAL_PIPE_V, microbatches=2, chunks=2)
 FOUR = Schedule(microbatches=4)
 WIDE = D(pipeline=1, shard=4, schedule=FOUR)
 ANYWHERE = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
@@ -262,26 +262,6 @@ CASES = {
         lambda: D(schedule=tabled("(0F 0B)*8", "1F*2 (1B 1F)*6 1B*2")),
         "plan.schedule.table[0][1]: rank 0 waits for ever at 0B0, and 1 more (the ranks wait for each other",
     ),
-    "microbatches-fill": Case(
-        lambda: D(microbatch=16, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=1)),
-        lambda: D(microbatch=16, schedule=Schedule(microbatches=1)),
-        "1 microbatch does not fill a pipeline of 2 under 1f1b",
-    ),
-    "microbatches-pair": Case(
-        lambda: reranked(D(schedule=replace(PAIRED, microbatches=8)), 0, 1, 1, 0),
-        lambda: reranked(D(schedule=PAIRED, microbatch=8), 0, 1, 1, 0),
-        "2 microbatches are not two for each of 2 ranks under dualpipe-v",
-    ),
-    "microbatches-round": Case(
-        lambda: D(schedule=INTERLEAVED),
-        lambda: D(microbatch=1, schedule=replace(INTERLEAVED, microbatches=5), asked=samples.job(sequences=10)),
-        "5 microbatches are not whole rounds of pipeline 2",
-    ),
-    "schedule-has-one-name": Case(
-        lambda: D(microbatch=8, schedule=Schedule(kind=ScheduleKind.GPIPE, microbatches=2)),
-        lambda: D(microbatch=8, schedule=Schedule(kind=ScheduleKind.ZERO_BUBBLE_H2, microbatches=2)),
-        "2 microbatches under zb-h2 on 2 pipeline ranks is zb-h1 by another name",
-    ),
     "context-divides": Case(
         lambda: D(context=2, shard=1, asked=HALF),
         lambda: planned(D(context=2, shard=1, asked=samples.job(length=126, sequences=16)), sequence_length=126),
@@ -401,5 +381,6 @@ CASES = {
     **COMPRESSION_CASES,
     **ELASTIC_CASES,
     **QUORUM_CASES,
+    **SCHEDULE_CASES,
     **TORCHFT_CASES,
 }

@@ -142,10 +142,11 @@ def _shown(value: Any) -> str:
 
 
 def read_number(text: str, *, whole: bool, where: str) -> float:
-    """The number that `text` says of the field at `where`: what is whole is counted, and names of others say what
-    they measure. Raises ValueError for the unit of something else.
+    """The number that `text` says of the field at `where`, whose name says what it measures; else what is whole is
+    counted. Raises ValueError for the unit of something else.
     """
-    return parse_count(text) if whole else parse_measure(text, _measure(where.split(".")))
+    measure = _measure(where.split("."))
+    return parse_count(text) if whole and measure is Measure.PLAIN else parse_measure(text, measure)
 
 
 def _measure(names: Sequence[str]) -> Measure:

@@ -26,7 +26,7 @@ class Measure(Enum):
 _UNITS = {
     Measure.SECONDS: ("s",),
     Measure.BYTES: ("B",),
-    Measure.RATE: ("B/s", "bit/s", "b/s"),
+    Measure.RATE: ("B/s", "bit/s", "b/s", "B"),
     Measure.FLOPS: ("FLOP/s", "FLOPS", "FLOP"),
     Measure.PLAIN: (),
 }
@@ -72,8 +72,9 @@ def parse_measure(text: str, measure: Measure) -> float:
     if unit in ("", *_UNITS[measure]):
         return number
     written = text.strip()
-    near = {("B", Measure.RATE): f"{written}/s", ("B/s", Measure.BYTES): written.removesuffix("/s")}
-    raise ValueError(f"{written!r} is not {measure.value}; write {near.get((unit, measure), _EXAMPLES[measure])}")
+    is_rate = unit == "B/s" and measure is Measure.BYTES
+    fix = written.removesuffix("/s") if is_rate else _EXAMPLES[measure]
+    raise ValueError(f"{written!r} is not {measure.value}; write {fix}")
 
 
 def _read(text: str) -> tuple[float, str]:
