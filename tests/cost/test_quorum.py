@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.cost import predict
 from meshwright.cost.quorum import paces
-from meshwright.report.meetings import meeting_sentences
+from meshwright.report.meetings import meetings
 from meshwright.spec.cluster import Link
 from meshwright.spec.plan import AxisName, Sharding
 from meshwright.spec.report import LineName
@@ -105,7 +105,7 @@ def test_a_quorum_of_the_fast_sets_the_pace_and_the_slow_leave_data_out():
     assert "learner 2 does" in line.note
     assert found.tokens_per_step < all_.tokens_per_step
     assert found.tokens_per_second > all_.tokens_per_second
-    assert any("learner 2 does" in sentence for sentence in meeting_sentences(free, found))
+    assert any("learner 2 does" in sentence for sentence in meetings(free, found).sentences)
 
 
 def test_alike_learners_and_a_quorum_of_all_are_predicted_as_without_one():
