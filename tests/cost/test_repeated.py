@@ -90,7 +90,14 @@ def test_what_is_dropped_is_run_again_in_time():
 
 
 def test_modules_are_those_of_megatron_and_of_megatron_alone():
-    for name in ("megatron-core:attention", "torch:mlp", "megatron-core:mlp,moe"):
+    for name in (
+        "megatron-core:attention",
+        "torch:mlp",
+        "megatron-core:mlp,moe",
+        "xla:mlp",
+        "megatron-core:",
+        "torch:",
+    ):
         with pytest.raises(ConfigError, match="modules"):
             software(name)
     assert software("megatron-core:core_attn").repeats == SOFTWARE["megatron-core"].repeats

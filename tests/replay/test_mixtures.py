@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from meshwright.replay.express import express
+from meshwright.replay.models import InexpressibleError
 from meshwright.replay.runs import Run
+from meshwright.replay.stages import filled
 from meshwright.spec.model import Mixture
 
 ROW = {
@@ -79,3 +81,19 @@ def test_a_module_that_predicts_one_token_more_is_a_layer_of_the_last_stage(
     assert design.model.head.tokens == 2.0
     found = [stage.groups[-1].stop - stage.groups[0].start for stage in design.plan.stages]
     assert [found[0] - 1, *found[1:-1], found[-1] - 1] == each
+
+
+def test_a_capacity_that_leaves_no_token_is_not_scored() -> None:
+    with pytest.raises(InexpressibleError, match="capacity factor of 0"):
+        express(told("capacity factor 0"))
+
+
+@pytest.mark.parametrize("said", ["mlp+moe", "mlp,moe", "[mlp,moe]"])
+def test_modules_that_run_again_are_read_however_they_are_joined(said: str) -> None:
+    run = told(f"recompute_modules={said}; with MTP", recompute="selective")
+    assert express(run).design.job.software == "megatron-bridge:mlp+moe"
+
+
+def test_the_last_stage_has_the_layer_that_predicts_one_token_more() -> None:
+    assert filled(62, 16)[-2:] == [61, 64]
+    assert filled(62, 32)[-2:] == [62, 64]

@@ -24,7 +24,7 @@ def mixture_work(part: Mixture, sizes: Sizes) -> PartWork:
     holders = np.where(grid, sizes.expert, 1.0)
     w, h = sizes.zeros + part.width, part.hidden / slices
     experts = part.experts / holders
-    masked, capacity = has_masks(part, sizes), part.routing.capacity or 1.0
+    masked, capacity = has_masks(part, sizes), 1.0 if part.routing.capacity is None else part.routing.capacity
     copies = part.top_k * (capacity if masked else part.routing.kept_share)
     block = 1 if masked else sizes.expert_block
     routed = m * copies * slices / t

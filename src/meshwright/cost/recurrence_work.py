@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,14 +113,14 @@ def backward_kernels(mixer: Recurrence, sizes: Sizes) -> tuple[Kernel, ...]:
 def recurrence_shapes(mixer: Recurrence, sizes: Sizes) -> Shapes:
     """Of tensor ranks each has one group at the least."""
     groups = np.maximum(mixer.groups / sizes.tensor, 1.0)
-    chunk = _DELTA_CHUNK if mixer.delta else _CHUNK
+    chunk = min(_DELTA_CHUNK if mixer.delta else _CHUNK, sizes.sequence)
     return Shapes(
         inner=mixer.inner / sizes.tensor,
         shared=groups * mixer.state,
         heads=mixer.heads / sizes.tensor,
         state=float(mixer.state),
         chunk=chunk,
-        chunks=sizes.sequence / chunk,
+        chunks=math.ceil(sizes.sequence / chunk),
         scores=groups * chunk,
         item=sizes.itemsize,
     )

@@ -262,6 +262,7 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
         "fused_experts": True,
     },
 }
+_WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(agrees_on_scales=True),
@@ -325,20 +326,28 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
 def software(name: str) -> Software:
     """The features of the software called `name`, and after a colon the modules that its selective recompute runs again
     (`megatron-core:mla_up_proj+mlp`); raises ConfigError when it is not known."""
-    plain, _, modules = name.partition(":")
+    plain, colon, modules = name.partition(":")
     known = SOFTWARE.get(plain)
     if known is None:
         raise ConfigError(
             Problem(what=f"software {name!r} is not known", where="job.software", fix=f"one of {', '.join(SOFTWARE)}")
         )
-    return _repeating(known, modules) if modules else known
+    if not colon:
+        return known
+    if not plain.startswith(_WITH_MODULES):
+        what, fix = (
+            f"software {plain!r} has no modules to run again",
+            f"those that begin with {', '.join(_WITH_MODULES)}",
+        )
+        raise ConfigError(Problem(what=what, where="job.software", fix=fix))
+    return _repeating(known, modules)
 
 
 @cache
 def _repeating(plain: Software, modules: str) -> Software:
     """`plain` whose selective recompute runs `modules` again, as Megatron-Core calls them, with a plus between."""
     said = modules.split("+")
-    if plain.eager or not set(said) <= set(MODULES):
-        fix = f"no modules, or of a Megatron those of {', '.join(MODULES)}"
+    if not set(said) <= set(MODULES):
+        fix = f"leave them out, or name some of {', '.join(MODULES)}"
         raise ConfigError(Problem(what=f"modules {modules!r} are not known", where="job.software", fix=fix))
     return replace(plain, repeats=frozenset(what for each in said for what in MODULES[each]))

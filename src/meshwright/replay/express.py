@@ -37,6 +37,7 @@ from meshwright.spec.synchronize import GradientSync
 T = TypeVar("T")
 _STAGE_LAYERS = re.compile(r"(?:stage_layers|pp_layers|layers per stage)\s*[=:]?\s*\[?\s*(\d+(?:\s*[+,]\s*\d+)+)")
 _LAYERS_AGAIN = re.compile(r"\b(\d+)(?:\s*(?:of|/)\s*\d+)?\s*layers?\b|\bblock\D{0,3}(\d+)")
+_FREE = frozenset({"layernorm", "moe_act"})  # whose second run takes no product
 _MODULES = re.compile(r"layer boundaries\s*=\s*\[\s*(\d+(?:\s*,\s*\d+)+)\s*\]")
 _SCHEDULES = {
     "": ScheduleKind.ONE_F_ONE_B,
@@ -281,8 +282,11 @@ class _Reader:
 
     def _recompute(self) -> Recompute:
         text = words.recompute(self.run.text("recompute"))
-        if self.stack.modules and "core_attn" not in self.stack.modules:
-            return self._assume("norms and activations computed again for nothing", Recompute.SELECTIVE)
+        modules = self.stack.modules.split("+") if self.stack.modules else []
+        if modules and "core_attn" not in modules:
+            if not _FREE.isdisjoint(modules):
+                self.assumed.append("norms and activations computed again for nothing")
+            return Recompute.SELECTIVE
         if not text and self.stack.recomputes:
             return self._assume("every layer computed again, as in the stack's own scripts", Recompute.FULL)
         if not text:

@@ -18,7 +18,7 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
-_CAPACITY = re.compile(r"capacity factor\s*[=:]?\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+_CAPACITY = re.compile(r"capacity[ _]factor\s*[=:]?\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 _WIDE = 2560  # from here on heads of GPT-3 (2005.14165, table 2.1) are of 80 to 128 features
 T = TypeVar("T")
 
@@ -265,10 +265,13 @@ def _with_next_token(model: ModelSpec, run: Run, assumed: list[str]) -> ModelSpe
 def _with_capacity(model: ModelSpec, run: Run) -> ModelSpec:
     """With places at every expert for so many times its part of the choices; one time is what even choices fill."""
     told = _CAPACITY.search(run.text("extra"))
-    if told is None or float(told[1]) == 1.0:
+    capacity = float(told[1]) if told else 1.0
+    if capacity == 1.0:
         return model
+    if capacity <= 0.0:
+        raise InexpressibleError("a capacity factor of 0 leaves experts no token")
     layers = tuple(
-        replace(layer, transform=replace(part, routing=replace(part.routing, capacity=float(told[1]))))
+        replace(layer, transform=replace(part, routing=replace(part.routing, capacity=capacity)))
         if isinstance(part := layer.transform, Mixture)
         else layer
         for layer in model.layers

@@ -150,8 +150,10 @@ class Stack:
     @property
     def modules(self) -> str:
         """Of Megatron-Core's layers those that the run says are computed again, with a plus between; else nothing."""
-        said = re.search(r"recompute_modules=(\w+(?:\+\w+)*)", self._run.text("extra"))
-        return said[1] if said and words.recompute(self._run.text("recompute")) == Recompute.SELECTIVE else ""
+        said = re.search(r"recompute_modules=\[?([\w+,]+)", self._run.text("extra"))
+        if said is None or words.recompute(self._run.text("recompute")) != Recompute.SELECTIVE:
+            return ""
+        return "+".join(filter(None, re.split(r"[+,]", said[1])))
 
     @property
     def vocabulary_rows(self) -> int:

@@ -33,7 +33,7 @@ def filled(layers: int, stages: int) -> list[int]:
     """As many layers in every stage as the fullest has, and what is left in the last (_get_deepseek_v3_pipeline_layout
     of Megatron-Bridge, whose last stage has the module of multi-token prediction, a layer here, and both losses)."""
     each = -(-layers // stages)
-    if each * (stages - 1) > layers:
+    if each * (stages - 1) >= layers:
         return even(layers, stages, fewer_at_ends=False)
     return [0, *(1 + each * stage for stage in range(1, stages)), layers + 2]
 
