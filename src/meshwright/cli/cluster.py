@@ -72,12 +72,13 @@ def _across(
     from meshwright.lab.nodes import measured, require_processors
     from meshwright.lab.opened import opened
     from meshwright.run.machine import cache_root
+    from meshwright.run.signals import interrupted_by_signals
     from meshwright.spec.codec import canonical
     from meshwright.spec.report import Origin
 
     if devices is not None:
         raise _unused("--devices", fix="leave it out: each host of --across says how many it has")
-    with opened(where, cache=cache_root(), say=note, python=python) as made:
+    with interrupted_by_signals(), opened(where, cache=cache_root(), say=note, python=python) as made:
         said, here = made.nodes(), made.asked is not None
         if here:
             require_processors(said)

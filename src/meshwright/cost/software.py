@@ -335,10 +335,8 @@ def software(name: str) -> Software:
     if not colon:
         return known
     if not plain.startswith(_WITH_MODULES):
-        what, fix = (
-            f"software {plain!r} has no modules to run again",
-            f"those that begin with {', '.join(_WITH_MODULES)}",
-        )
+        what = f"software {plain!r} has no modules to run again"
+        fix = f"leave them out; names that take some begin with {', '.join(_WITH_MODULES)}"
         raise ConfigError(Problem(what=what, where="job.software", fix=fix))
     return _repeating(known, modules)
 
