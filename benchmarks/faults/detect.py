@@ -3,7 +3,7 @@ something is told of clean steps.
 
     python benchmarks/faults/detect.py ranks [EPISODES]      one of two ranks is stopped for a part of the time
     python benchmarks/faults/detect.py clean [STEPS]         nothing is done
-    sudo python benchmarks/faults/detect.py links [EPISODES] the link between two hosts of a lab gives a third
+    sudo python benchmarks/faults/detect.py links [EPISODES] so does the link between two hosts of a lab
     sudo python benchmarks/faults/detect.py start [RUNS]     one link of three is slow in every other run
 
 Ranks are slowed by SIGSTOP and SIGCONT in turns: of every period a share, such that own work takes so many times as
@@ -45,8 +45,8 @@ FOUND, WITHIN = 0.95, 20
 SETTLED, LASTS, APART = 60, 40, 50  # steps before the first episode, in one, and between two
 TIMES = (1.3, 1.5, 2.0)
 PERIOD_SECONDS = 0.02
-RATE = 12.5e6
-SLOWER = 3.0
+RATE = 12.5e6  # of links of which some are slow from the start
+FAST = 125e6  # of the link that becomes slow: whole gradients of 5 M parameters take as long as a step of half a core
 THREE, FIRST_STEPS = ("host0", "host1", "host2"), 20
 
 
@@ -110,20 +110,20 @@ def ranks(count: int) -> None:
 def links(count: int) -> None:
     """Episodes of a slow link in a run over two hosts of a lab with a core each."""
     names = ("host0", "host1")
-    uplinks = tuple(Uplink(below=name, above="core", bandwidth=RATE) for name in names)
+    uplinks = tuple(Uplink(below=name, above="core", bandwidth=FAST) for name in names)
     with tempfile.TemporaryDirectory() as folder:
         run_dir, found = Path(folder) / "run", list[Episode]()
         run_dir.mkdir()
-        write_json(run_dir / "design.json", wide(Path(folder), LAYOUTS["stages"]))
+        write_json(run_dir / "design.json", wide(Path(folder), LAYOUTS["replicas"]))
         with Lab.of(Topology(hosts=names, shares=(0.5, 0.5), uplinks=uplinks)) as lab:
 
             @contextmanager
-            def slow(_rank: int, _times: float) -> Iterator[None]:
+            def slow(_rank: int, times: float) -> Iterator[None]:
                 for host in range(len(names)):
-                    lab.slow(host, RATE / SLOWER)
+                    lab.slow(host, FAST / times)
                 yield
                 for host in range(len(names)):
-                    lab.slow(host, RATE)
+                    lab.slow(host, FAST)
 
             def act() -> None:
                 found.extend(episodes(run_dir, count, slow=slow, who=(0,)))

@@ -47,7 +47,7 @@ class Watched:
         self.hop_seconds = 0.1
         self.first_seconds: list[float] = []  # of the probes to come, the next one first
         self.said: list[tuple[int, str]] = []
-        self.probes = 0
+        self.probes = self.step = 0
 
     def run(self, own: FloatArray, *, network: float | FloatArray = 0.01, data: FloatArray | None = None) -> None:
         network = np.broadcast_to(network, len(own))
@@ -56,7 +56,8 @@ class Watched:
             busy = row + waits[index]
             whole = float(busy.max() + network[index])
             times = RankTimes(own=tuple(row), waited=tuple(whole - busy), input=tuple(waits[index]))
-            self.emit(done(index + 1, whole, times))
+            self.step += 1
+            self.emit(done(self.step, whole, times))
 
     def emit(self, event: Event) -> None:
         for action in self.watch.react(event):
@@ -134,7 +135,7 @@ def test_a_slow_link_is_told_after_the_links_were_probed(tmp_path: Path) -> None
     run.hop_seconds = 0.3
     run.run(own_seconds(4, STEPS, seed=2), network=network)
     (began, first), (_, last) = run.said
-    assert run.probes == 2
+    assert run.probes == 3, "at first, and twice"
     assert 70 < began <= 90
     assert first.startswith("the link a - b gives 28.0 Mbit/s of the 83.9 Mbit/s it gave; ")
     assert last.startswith("ranks wait for each other no longer than at first, after ")
@@ -171,6 +172,48 @@ def test_links_that_give_what_they_gave_are_not_blamed_and_seldom_probed(tmp_pat
     assert run.said == []
     assert run.probes == 3, "at first, at once, and after 200 steps"
     assert run.watch.patience == 4 * PATIENCE
+
+
+def test_a_link_slower_by_three_tenths_is_told_each_time(tmp_path: Path) -> None:
+    """Six times in turn: what it gives when it is well again is no reason to wait before it is probed again."""
+    begins, seeds, soon = range(60, 600, 90), 4, 0
+    for seed in range(seeds):
+        (tmp_path / str(seed)).mkdir()
+        run = Watched(tmp_path / str(seed))
+        network = 0.03 * np.exp(0.05 * np.random.default_rng(seed).standard_normal(600))
+        own = own_seconds(4, 600, seed=seed)
+        for step in range(600):
+            slow = any(begin <= step < begin + 40 for begin in begins)
+            run.hop_seconds = 0.13 if slow else 0.1
+            run.run(own[step : step + 1], network=network[step : step + 1] * (1.3 if slow else 1.0))
+        told = incidents_of(tmp_path / str(seed))
+        assert [incident.trouble for incident in told] == [Trouble.LINK] * len(begins)
+        soon += sum(begin < incident.begun <= begin + 20 for begin, incident in zip(begins, told, strict=True))
+    assert soon >= 0.95 * seeds * len(begins)
+
+
+def test_a_link_is_probed_again_where_waits_have_grown_since_it_gave_what_it_did(tmp_path: Path) -> None:
+    network = np.full(STEPS, 0.02)
+    network[70:] *= 1.5
+    network[100:] *= 1.5
+    run = Watched(tmp_path)
+    own = own_seconds(4, STEPS, seed=2)
+    run.run(own[:100], network=network[:100])
+    assert (run.said, run.probes) == ([], 2)
+    run.hop_seconds = 0.2
+    run.run(own[100:], network=network[100:])
+    (incident,) = incidents_of(tmp_path)
+    assert incident.hosts == ("a", "b")
+    assert 100 < incident.begun <= 120
+
+
+def test_a_probe_that_stutters_blames_no_link(tmp_path: Path) -> None:
+    run = Watched(tmp_path)
+    network = np.full(STEPS, 0.02)
+    network[70:] *= 1.5
+    run.first_seconds = [0.1, 0.2, 0.1]
+    run.run(own_seconds(4, STEPS, seed=2), network=network)
+    assert (run.said, run.probes) == ([], 3)
 
 
 def test_on_one_host_there_is_no_link_to_probe() -> None:

@@ -31,7 +31,8 @@ from meshwright.train.observe.links import SlowLink, least, slow_from_start, slo
 from meshwright.train.observe.slowness import WINDOW, Communication, DataWaits, Finding, SlowRanks
 
 SETTLING = 5  # steps of a process that say nothing of the next ones
-PATIENCE = 200  # steps until links that were not slow are probed again, then twice as many and so on
+PATIENCE = 200  # steps until links that were not slow are probed again, then twice as many and so on,
+GROWN = 1.15  # unless waits are so many times as long as then
 _SLOW_SAVE = 3.0  # times the median of the saves before
 _SAVES = 3
 _LEAST_SECONDS = 1.0
@@ -76,6 +77,8 @@ class Watch:
     seen: int = 0
     due: int = 0
     patience: int = PATIENCE
+    in_vain: float = 0.0
+    suspicious: LinksProbed | None = None
 
     def __post_init__(self) -> None:
         self.ranks = SlowRanks(self.peers)
@@ -131,7 +134,8 @@ class Watch:
         the start, and may have been mended."""
         several = self.links is not None and len(self.links.hosts) > 1
         wanted = self.communication.risen and not self._told_links()
-        return several and (wanted or bool(self.from_start)) and not self.ranks.suspected and self.seen >= self.due
+        due = self.seen >= self.due or (wanted and self.communication.ratio > GROWN * self.in_vain)
+        return several and (wanted or bool(self.from_start)) and not self.ranks.suspected and due
 
     def _told_links(self) -> list[tuple[int, ...]]:
         """Ranks of the links that are told to have become slow."""
@@ -173,13 +177,22 @@ class Watch:
             self.links, self.doubtful = least(self.links, event), False
             return self._first_links(self.links)
         actions = self._mended_links(event) if self.from_start else []
-        if self.communication.risen:
-            said = "all ranks wait longer for each other, and none is busier than its peers"
-            for link in slow_links(self.links, event):
-                if (Trouble.LINK, self._ranks_of(link)) not in self.open:
-                    self.patience = PATIENCE
-                    actions += self._link(link, evidence=(said,))
-        return actions
+        return [*actions, *self._slower_links(self.links, event)] if self.communication.risen else actions
+
+    def _slower_links(self, before: LinksProbed, now: LinksProbed) -> list[Action]:
+        """Links that are slower than they were, in two probes in a row."""
+        found = slow_links(before, now if self.suspicious is None else least(self.suspicious, now))
+        if found and self.suspicious is None:
+            self.suspicious = now
+            return [ProbeLinks(num_bytes=now.num_bytes)]
+        self.suspicious = None
+        said = "all ranks wait longer for each other, and none is busier than its peers"
+        told = [link for link in found if (Trouble.LINK, self._ranks_of(link)) not in self.open]
+        if told:
+            self.in_vain, self.patience = 0.0, PATIENCE
+        else:
+            self.in_vain = self.communication.ratio
+        return [action for link in told for action in self._link(link, evidence=(said,))]
 
     def _first_links(self, probed: LinksProbed) -> list[Action]:
         actions: list[Action] = []

@@ -51,7 +51,8 @@ def test_of_two_hosts_it_is_the_link_between_them() -> None:
 
 
 def test_a_little_slower_is_not_slow_and_neither_is_the_start_of_a_message() -> None:
-    assert slow_links(probed(), probed(0.13)) == ()
+    assert slow_links(probed(), probed(0.115)) == ()
+    assert slow_links(probed(), probed(0.13)), "what is slower by three tenths is told"
     assert slow_links(probed(1e-4), probed(5e-4)) == ()
 
 

@@ -92,6 +92,19 @@ def test_a_rank_that_was_slow_from_the_start_is_found_and_told_well_again() -> N
     assert 100 < ended[0] < 100 + LIMIT + WINDOW
 
 
+def test_a_rank_that_is_slow_again_and_again_is_found_each_time() -> None:
+    """Forty of every ninety steps: what was told to be slow is not taken for what steps vary by."""
+    begins, caught = range(60, 1500, 90), 0
+    for seed in range(4):
+        own = own_seconds(4, 1500, seed=seed)
+        for number, begin in enumerate(begins):
+            own[begin : begin + 40, number % 4] *= 1.3
+        found = [(step, each.ranks) for step, each in findings(own, [0] * 4) if each.begins]
+        for number, begin in enumerate(begins):
+            caught += any(begin < step <= begin + LIMIT and who == (number % 4,) for step, who in found)
+    assert caught >= 0.95 * 4 * len(begins)
+
+
 def test_two_slow_ranks_of_eight_are_both_named() -> None:
     own = own_seconds(8, 120, seed=5)
     own[ONSET:, [1, 6]] *= 1.5

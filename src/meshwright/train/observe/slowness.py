@@ -24,7 +24,7 @@ STRIDE = 3  # steps from one judgement to the next
 HELD = 2  # judgements in a row that say so before it is told
 SLOW = math.log(1.2)
 WELL = math.log(1.1)
-RISEN = math.log(1.3)
+RISEN = math.log(1.15)  # what has risen is only a reason to probe links
 WAITING, NOT_WAITING = 0.2, 0.1  # of the step
 ERRORS = 5.0  # standard errors that a judgement is above what it is held against
 PAST = 32  # steps that say what is usual
@@ -108,7 +108,8 @@ class SlowRanks:
         own = np.stack(list(self._own))
         logs = np.log(own)
         middle, error = settled(self._scores(logs))
-        limit = max(SLOW, ERRORS * self._noise.with_window(middle, error, at=self._seen))
+        noise = self._noise.of(middle, error, at=self._seen, usual=not self.slow.any())
+        limit = max(SLOW, ERRORS * noise)
         over = middle > limit
         if over.any():
             over &= np.median(own, axis=0) * -np.expm1(-middle) > _MATTERS * step_seconds
@@ -169,9 +170,9 @@ class DataWaits:
 class Communication:
     """What every rank waits in collectives, whoever it waits for: the least that any of them waited.
 
-    It has risen where the middle half of the last WINDOW steps is above the past by more than three tenths, by ERRORS
-    standard errors and by a twentieth of the step. Where a rank is slow the others wait for it and that one does not,
-    so that this tells the network from a rank.
+    It has risen where the middle half of the last WINDOW steps is above the past, which they are `ratio` times, by more
+    than RISEN, by ERRORS standard errors and by a twentieth of the step. Where a rank is slow the others wait for it
+    and that one does not, so that this tells the network from a rank.
     """
 
     def __init__(self) -> None:
@@ -181,6 +182,7 @@ class Communication:
         self._noise = Noise()
         self._seen = 0
         self._held = 0
+        self.ratio = 1.0
         self.risen = False
 
     def see(self, waited: Sequence[float], *, step_seconds: float) -> tuple[Finding, ...]:
@@ -202,7 +204,8 @@ class Communication:
         scores = np.log((np.array(self._least) + floor) / (self._usual + floor))[:, None]
         middle, error = settled(scores)
         rise = float(middle[0])
-        limit = max(RISEN, ERRORS * self._noise.with_window(middle, error, at=self._seen))
+        self.ratio = math.exp(rise)
+        limit = max(RISEN, ERRORS * self._noise.of(middle, error, at=self._seen, usual=not self.risen))
         felt = float(np.median(self._least)) - self._usual > _FELT * step_seconds
         turns = rise < WELL if self.risen else rise > limit and felt
         self._held = self._held + 1 if turns else 0
@@ -211,23 +214,30 @@ class Communication:
         if self._held < HELD:
             return ()
         self.risen, self._held = not self.risen, 0
-        return (Finding(begins=self.risen, ranks=(), ratio=math.exp(rise)),)
+        return (Finding(begins=self.risen, ranks=(), ratio=self.ratio),)
 
 
 class Noise:
-    """How much judgements vary: by the scatter of their steps, or from window to window where that is more."""
+    """How much judgements vary: by the scatter of their steps, or from window to window where that is more.
+
+    A window counts once the one after it has passed and nothing unusual was told in either.
+    """
 
     def __init__(self) -> None:
         self._windows: deque[FloatArray] = deque(maxlen=WINDOWS)
-        self._kept_at = 0
+        self._last: FloatArray | None = None
+        self._last_at = 0
         self._varies = 0.0
 
-    def with_window(self, middle: FloatArray, error: float, *, at: int) -> float:
-        """The standard error at step `at`, whose window is kept where it shares no step with the one before."""
+    def of(self, middle: FloatArray, error: float, *, at: int, usual: bool) -> float:
+        """The standard error at step `at`; windows that are kept share no step with each other."""
         found = max(error, self._varies)
-        if at - self._kept_at >= WINDOW:
-            self._windows.append(middle)
-            self._kept_at = at
+        if not usual:
+            self._last, self._last_at = None, at
+        elif at - self._last_at >= WINDOW:
+            if self._last is not None:
+                self._windows.append(self._last)
+            self._last, self._last_at = middle, at
             if len(self._windows) >= WINDOWS // 4:
                 _, scatter = _spread(np.stack(list(self._windows)))
                 self._varies = _DEVIATIONS * scatter
