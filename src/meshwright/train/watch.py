@@ -135,7 +135,7 @@ class Watch:
         several = self.links is not None and len(self.links.hosts) > 1
         wanted = self.communication.risen and not self._told_links()
         due = self.seen >= self.due or (wanted and self.communication.ratio > GROWN * self.in_vain)
-        return several and (wanted or bool(self.from_start)) and not self.ranks.suspected and due
+        return several and (wanted or bool(self.from_start)) and not self.ranks.slow.any() and due
 
     def _told_links(self) -> list[tuple[int, ...]]:
         """Ranks of the links that are told to have become slow."""
