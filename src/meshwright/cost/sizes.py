@@ -56,12 +56,6 @@ def operator_sizes(
         dropout=software.dropout,
         unfused=not software.fused_attention,
         loss_kernel=software.loss_kernel,
-        dispatches_once=software.dispatches_once,
-        biases_apart=software.expert_biases_apart,
-        pads_experts=software.pads_experts and not software.dispatches_once,
-        clamps_apart=software.clamps_apart,
-        fused_experts=software.fused_experts,
-        masks_experts=software.masks_experts,
-        expert_block=software.expert_block,
+        experts=software.experts,
         tokens_first=software.tokens_first,
     )
