@@ -31,3 +31,6 @@ class ExpertHandling:
     def copies_to_pad(self) -> bool:
         """Whether rows have to be copied to be padded: what sends a token once lays it so."""
         return self.pads and not self.dispatches_once
+
+
+ALL_TOGETHER = ExpertHandling()

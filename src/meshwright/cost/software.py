@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.cost.expert_handling import ExpertHandling
+from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
 from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT, SCORES, Repeated
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.work import FloatArray, LossKernel
@@ -52,7 +52,12 @@ class Software:
     in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
     layers are quantised themselves, and lie beside no other copy; `adds_narrow`: gradients add up in the precision that
     multiplies, whatever they travel in; `reduces_whole`: with the optimizer's state sharded, every rank is sent all of
-    their sum. `fused_loss`: the loss reads logits as they come and
+    their sum; `keeps_terms`: where they add up in more precision than multiplies, those of the last microbatch lie
+    beside their sum until another goes back (update_hp_grads of DeepSpeed's runtime/bf16_optimizer.py).
+    `keeps_logits`: those of two microbatches lie in fp32 in the buffers of a pipeline until the next one's replace them
+    (pipe_buffers of DeepSpeed's runtime/pipe/engine.py). `whole_logits`: every tensor rank is sent those of the whole
+    vocabulary for the loss (TransformerLMHead of Aleph-Alpha/scaling, whose products gather what they give unless
+    told otherwise). `fused_loss`: the loss reads logits as they come and
     writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
     stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
     each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
@@ -98,6 +103,9 @@ class Software:
     narrow_parameters: bool = False
     adds_narrow: bool = False
     reduces_whole: bool = False
+    keeps_terms: bool = False
+    keeps_logits: bool = False
+    whole_logits: bool = False
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
@@ -113,7 +121,7 @@ class Software:
     repeats: frozenset[Repeated] = SCORES
     steps_narrow: bool = False
     narrow_loss: bool = False
-    experts: ExpertHandling = ExpertHandling()
+    experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
 
     @property
@@ -188,7 +196,23 @@ _UNFUSED: Mapping[str, Any] = {
     **_MEGATRON,
     "fused_accumulation": False,
 }
-_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True, "reduces_whole": True}
+# Megatron-DeepSpeed's GPTModelPipe widens logits itself. Megatron v1.1.5 has its fused softmax switched off by default,
+# and so have the scripts of its 3D pipelines (microsoft/DeepSpeedExamples); gradients are those of fp16 parameters.
+_PIPES: Mapping[str, Any] = {**_UNFUSED, "keeps_logits": True}
+_FIRST_PIPES: Mapping[str, Any] = {
+    **_PIPES,
+    "plain_softmax": True,
+    "softmax_heads": 0,
+    "adds_narrow": True,
+    "eager": True,
+}
+_SCALING: Mapping[str, Any] = {
+    **_MEGATRON,
+    "eager": True,
+    "adds_narrow": True,
+    "reduces_whole": True,
+    "whole_logits": True,
+}
 _CORE: Mapping[str, Any] = {
     **_MEGATRON,
     "hides_gradients": True,
@@ -286,6 +310,8 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         ),
         "megatron-2021": Software(**_UNFUSED),
         "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
+        "megatron-deepspeed": Software(**_PIPES, keeps_terms=True),
+        "deepspeed-3d": Software(**_FIRST_PIPES),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
         "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
         "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),

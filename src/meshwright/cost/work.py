@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.expert_handling import ExpertHandling
+from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -45,7 +45,8 @@ class Sizes:
     kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
     `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
-    the loss, where that is not the stack's usual operators. `experts`: how those of a mixture are handled.
+    the loss, where that is not the stack's usual operators. `whole_logits`: tensor
+    ranks have all of them for the loss. `experts`: how those of a mixture are handled.
     """
 
     batch: FloatArray
@@ -72,7 +73,8 @@ class Sizes:
     dropout: bool = False
     unfused: bool = False
     loss_kernel: LossKernel | None = None
-    experts: ExpertHandling = ExpertHandling()
+    whole_logits: bool = False
+    experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
 
     @property
