@@ -196,8 +196,8 @@ _UNFUSED: Mapping[str, Any] = {
     **_MEGATRON,
     "fused_accumulation": False,
 }
-# Megatron-DeepSpeed's GPTModelPipe widens logits itself. Megatron v1.1.5 has its fused softmax switched off by default,
-# and so have the scripts of its 3D pipelines (microsoft/DeepSpeedExamples); gradients are those of fp16 parameters.
+# Megatron v1.1.5 has its fused softmax, biases and dropout switched off by default, and so have the scripts of its 3D
+# pipelines (microsoft/DeepSpeedExamples); gradients are those of fp16 parameters.
 _PIPES: Mapping[str, Any] = {**_UNFUSED, "keeps_logits": True}
 _FIRST_PIPES: Mapping[str, Any] = {
     **_PIPES,
