@@ -33,7 +33,7 @@ from meshwright.spec.report import Report
 RUNS = Path(__file__).resolve().parent / "runs.csv"
 COST = RUNS.parent.parent.parent / "src" / "meshwright" / "cost"
 PRIOR = 0.15
-PRIORS = {Cause.MIXED: 0.05, Cause.DEVICES: 0.05, Cause.LENGTH: 0.05}  # the others
+PRIORS = {Cause.DEVICES: 0.05, Cause.LENGTH: 0.05}  # the others
 PRIOR_WIDTH = 1.0  # standard deviation of the logarithm of a spread around its prior
 FREEDOM = 5.0  # of Student's t: tails that let a few runs be far off without widening all
 INSIDE = 0.9  # of steps whose source was left out

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.cost.expert_handling import ExpertHandling
 from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import block_work
 from meshwright.cost.software import SOFTWARE
@@ -48,32 +49,32 @@ def more(part: Mixture = PLAIN, **settings: object) -> tuple[float, float]:
 
 def test_a_clamp_of_its_own_reads_and_writes_both_halves_and_joins_them() -> None:
     """Forward 2 (1 + 1) + (2 + 2) elements a hidden feature; backward 2 (2 + 1) + (2 + 2)."""
-    assert more(CLAMPED, clamps_apart=True) == (8 * 2 * HIDDEN, 10 * 2 * HIDDEN)
-    assert more(clamps_apart=True) == (0, 0)
+    assert more(CLAMPED, experts=ExpertHandling(clamps_apart=True)) == (8 * 2 * HIDDEN, 10 * 2 * HIDDEN)
+    assert more(experts=ExpertHandling(clamps_apart=True)) == (0, 0)
 
 
 def test_fused_kernels_read_again_only_what_was_activated() -> None:
     """5 and 10 elements a hidden feature are 0 and 2."""
-    assert more(fused_experts=True) == (-5 * 2 * HIDDEN, -8 * 2 * HIDDEN)
+    assert more(experts=ExpertHandling(fused=True)) == (-5 * 2 * HIDDEN, -8 * 2 * HIDDEN)
 
 
 @pytest.mark.parametrize(("itemsize", "elements"), [(1.0, 4), (2.0, 0)])
 def test_rows_are_copied_to_be_padded_and_back_where_products_are_narrow(itemsize: float, elements: int) -> None:
     """Read and written before the first product and after the last: gradients go the same ways."""
     each = elements * 2 * WIDTH
-    assert more(pads_experts=True, product_itemsize=itemsize * ONE) == (each, each)
+    assert more(experts=ExpertHandling(pads=True), product_itemsize=itemsize * ONE) == (each, each)
 
 
 def test_places_at_experts_are_filled_by_products_with_masks() -> None:
     """4,096 tokens to 64 experts of 640 places: a mask of 4,096 by 40,960, there without a gradient of the mask."""
-    part = replace(PLAIN, routing=Routing(capacity=1.25))
-    there, back = [product for product in work(part, masks_experts=True).products if float(np.max(product.k)) > WIDTH]
+    part, masks = replace(PLAIN, routing=Routing(capacity=1.25)), ExpertHandling(masks=True)
+    there, back = [product for product in work(part, experts=masks).products if float(np.max(product.k)) > WIDTH]
     places = 1.25 * TOKENS * CHOSEN
     assert float(there.flops[0]) == float(back.flops[0]) == 2 * TOKENS * places * WIDTH
     assert (there.given, back.given) == (True, False)
-    multiplied = [float(np.sum(each.m * each.together)) for each in work(part, masks_experts=True).products[1:3]]
+    multiplied = [float(np.sum(each.m * each.together)) for each in work(part, experts=masks).products[1:3]]
     assert multiplied == [places, places]
-    assert len(work(part).products) == len(work(masks_experts=True).products) == 3
+    assert len(work(part).products) == len(work(experts=masks).products) == 3
 
 
 @pytest.mark.parametrize("rows", [1, 511, 1024, 2048, 5120])

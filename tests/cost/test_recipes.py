@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.catalog.devices import devices
 from meshwright.cost.compute import part_seconds, quantize_bytes, rates
+from meshwright.cost.expert_handling import ExpertHandling
 from meshwright.cost.met import Routed, met
 from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import ATTENTION, HEAD, block_work
@@ -115,7 +116,7 @@ def test_ranks_that_hold_an_expert_of_a_token_as_draws_show():
 def test_tokens_that_cross_once_are_laid_out_by_expert_where_they_arrive():
     """Rows of width w moved for every row of an expert: 8, and 2 + 2 * 0.656 where a token crosses once to a rank."""
     rows = 4096 * 8 * WIDTH * 2.0
-    saved = float((mixed().traffic - mixed(dispatches_once=True).traffic)[0]) / rows
+    saved = float((mixed().traffic - mixed(experts=ExpertHandling(dispatches_once=True)).traffic)[0]) / rows
     once = 1 - (7 / 8) ** 8
     assert saved == pytest.approx(8.0 - (2.0 + 2.0 * once))
 
@@ -123,8 +124,9 @@ def test_tokens_that_cross_once_are_laid_out_by_expert_where_they_arrive():
 def test_biases_of_experts_are_added_one_by_one_in_fp32():
     """28 bytes an element forward: scaled (4), added (2 + 4 + 4), joined (4 + 4) and narrowed (4 + 2); 36 backward."""
     elements = 4096 * 8 * WIDTH
-    plain, apart = mixed(bias=True), mixed(bias=True, biases_apart=True)
+    biased = ExpertHandling(biases_apart=True)
+    plain, apart = mixed(bias=True), mixed(bias=True, experts=biased)
     assert float((apart.traffic - plain.traffic)[0]) == 28.0 * elements
     assert float((apart.backward_traffic - plain.backward_traffic)[0]) == 36.0 * elements
     assert float((apart.kernels - plain.kernels)[0]) == 2 * 8  # experts of a rank
-    assert mixed(biases_apart=True).traffic == mixed().traffic
+    assert mixed(experts=biased).traffic == mixed().traffic

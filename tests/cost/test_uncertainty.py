@@ -95,6 +95,9 @@ def test_machines_that_differ_count_where_a_plan_reaches_them():
     both = replace(one, groups=(*one.groups, *two.groups))
     assert causes(design(llama(), both, replicate=8))[Cause.MIXED] == 0.0
     assert causes(design(llama(), both, replicate=16))[Cause.MIXED] == 1.0
+    unlike = {Cause.MIXED: np.ones(1), Cause.DATA: np.zeros(1)}
+    assert float(spread(unlike)[0]) == SPREADS[Cause.MIXED]
+    assert float(spread(unlike, measured=0.04)[0]) == 0.04  # whole steps were compared on them
 
 
 def test_beyond_the_evidence_every_doubling_counts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.replay.express import express
+from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import Master, Moments
 from meshwright.spec.plan import Offload, Recompute, Sharding
 from tests.replay.test_unsaid import DENSE, row
@@ -50,3 +51,22 @@ def test_automodel_trains_in_bf16_alone():
     optimizer = found.design.job.optimizer
     assert (optimizer.state, optimizer.master) == (Moments.BF16, Master.BF16_STOCHASTIC)
     assert express(row(**DENSE)).design.job.optimizer.master is Master.FP32
+
+
+PIPES = {**DENSE, "precision": "fp16", "flash": "no", "gpu": "V100-32GB-SXM2", "recompute": ""}
+
+
+def test_pipelines_of_deepspeed_are_stacks_of_their_own():
+    def found(framework, **said):
+        return express(row(**{**PIPES, "framework": framework}, **said)).design
+
+    assert found("Megatron-DeepSpeed").job.software == "megatron-deepspeed"
+    assert found("DeepSpeed 3D").job.software == "deepspeed-3d"
+    assert found("DeepSpeed 3D").plan.gradients.precision is Precision.FP16
+
+
+def test_amp_runs_them_without_recompute_and_reduces_gradients_in_fp32():
+    """examples/ds_pretrain_gpt2_pipe.sh and ds_config.json of DachengLi1/AMP."""
+    design = express(row(**{**PIPES, "framework": "DeepSpeed 3D (modified)"})).design
+    assert design.plan.first_group.recompute is Recompute.NONE
+    assert design.plan.gradients.precision is Precision.FP32

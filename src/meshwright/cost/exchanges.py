@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from meshwright.cost.block_bytes import width_of
 from meshwright.cost.compute import PassSeconds
+from meshwright.cost.expert_handling import ExpertHandling
 from meshwright.cost.grid_rows import on_grids
 from meshwright.cost.met import Routed, met
 from meshwright.cost.network import Linear
@@ -175,7 +176,7 @@ def exchange_seconds(
         hides=hides,
         contention=links.contention,
     )
-    experts, sent = _expert_seconds(works, inverse, table=table, links=links.experts, once=software.dispatches_once)
+    experts, sent = _expert_seconds(works, inverse, table=table, links=links.experts, handling=software.experts)
     forward, again, backward = (
         Exchanged(
             tensor=features.waits,
@@ -259,19 +260,24 @@ def _context_seconds(
 
 
 def _expert_seconds(
-    works: tuple[PartWork, ...], inverse: IndexArray, *, table: PlanTable, links: ExpertLinks, once: bool
+    works: tuple[PartWork, ...],
+    inverse: IndexArray,
+    *,
+    table: PlanTable,
+    links: ExpertLinks,
+    handling: ExpertHandling,
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds and bytes of a pass there and back: tokens to experts, gathered by the ranks that divide them, and back.
 
-    Backward takes as long: gradients go the same ways (2504.14960). A token sent `once` goes once to each rank that
-    holds an expert of its, and between nodes once to a node, which hands it on (DeepEP). Where all ranks gather all
-    tokens, a token travels once, whatever the experts that chose it, and sums are scattered.
+    Backward takes as long: gradients go the same ways (2504.14960). A token that is dispatched once goes once to each
+    rank that holds an expert of its, and between nodes once to a node, which hands it on (DeepEP). Where all ranks
+    gather all tokens, a token travels once, whatever the experts that chose it, and sums are scattered.
     """
     if not any(np.any(part.dispatched) for part in works):
         return np.zeros(len(inverse)), np.zeros(len(inverse))
     sent, whole = (_rows((getattr(part, name) for part in works), inverse) for name in ("dispatched", "regathered"))
     routed = max(works, key=lambda part: part.copies)
-    copies, chosen = routed.copies, sent
+    copies, chosen, once = routed.copies, sent, handling.dispatches_once
     if once:
         how = Routed(routed.copies, routed.groups, routed.chosen_groups)
         nodes, ranks = (met(places, how) for places in (links.nodes, np.maximum(table.expert, 1.0)))

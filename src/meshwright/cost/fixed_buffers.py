@@ -11,6 +11,7 @@ from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PlanTable
+from meshwright.cost.vocabulary import first_rows
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
 from meshwright.spec.job import JobSpec
@@ -49,7 +50,19 @@ def fixed_bytes(
     if software.eager:
         masked = job.data.document_mask and software.masks_documents(device.kind)
         found = found + _lasting_tensors(table, counts["total"][..., -1], model=model, job=job, masked=masked)
+    if software.keeps_logits:
+        found = found + _last_logits(table, arrays=arrays, counts=counts, model=model, job=job)
     return found + _placeholders(table, arrays=arrays, counts=counts) if software.placeholders else found
+
+
+def _last_logits(
+    table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray], model: ModelSpec, job: JobSpec
+) -> FloatArray:
+    """Logits in fp32 of the microbatch before, on ranks that have a head and more than one microbatch."""
+    tokens = table.microbatch * job.sequence_length / table.context
+    logits = tokens * first_rows(model.head.vocab, table.tensor.astype(np.float64)) * (table.microbatches > 1)
+    here = arrays.of(model.head, counts["total"]) > 0
+    return np.asarray(np.where(here, 4.0 * logits[:, None], 0.0), dtype=np.float64)
 
 
 def workspace_bytes(device: DeviceSpec, *, software: Software) -> float:

@@ -380,7 +380,7 @@ def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
     m, e = sizes.tokens, sizes.itemsize
     norms = () if block.norm is None else (_norm(block.norm, sizes),)
     rows = first_rows(block.vocab, sizes.tensor)
-    logits = m * rows
+    logits = m * (float(block.vocab) if software.whole_logits else rows)
     capped = 0.0 if block.softcap is None else e * logits
     head = Kept(
         saved=m * (e * block.width + _LOSS_BYTES + sizes.wide),

@@ -36,7 +36,12 @@ def row_bytes(part: Mixture, sizes: Sizes, *, hidden: FloatArray, holders: Float
 
 def has_masks(part: Mixture, sizes: Sizes) -> bool:
     """Whether tokens reach their experts by products with masks."""
-    return sizes.masks_experts and part.routing.capacity is not None
+    return sizes.experts.masks and part.routing.capacity is not None
+
+
+def has_biases_apart(part: Mixture, sizes: Sizes) -> bool:
+    """Whether the bias of what an expert gives is added expert by expert."""
+    return sizes.experts.biases_apart and part.expert_bias
 
 
 def _laid_out_rows(part: Mixture, holders: FloatArray, sizes: Sizes) -> FloatArray:
@@ -46,7 +51,7 @@ def _laid_out_rows(part: Mixture, holders: FloatArray, sizes: Sizes) -> FloatArr
     where it arrived and is copied to every expert of that rank, and their results are added up there.
     """
     once = met(holders, Routed(part.top_k, part.routing.groups, part.routing.chosen_groups))
-    return 2.0 + 2.0 * once if sizes.dispatches_once else 8.0 + 0.0 * once
+    return 2.0 + 2.0 * once if sizes.experts.dispatches_once else 8.0 + 0.0 * once
 
 
 def _mask_elements(width: float, sizes: Sizes) -> FloatArray:
@@ -57,7 +62,7 @@ def _mask_elements(width: float, sizes: Sizes) -> FloatArray:
 def _padding_bytes(sizes: Sizes) -> FloatArray:
     """Bytes an element of what experts read and give, each read and written once more in a pass."""
     quantized = sizes.kept_itemsize < sizes.itemsize
-    return np.where(sizes.pads_experts & quantized, 4.0 * sizes.itemsize, 0.0)
+    return np.where(sizes.experts.copies_to_pad & quantized, 4.0 * sizes.itemsize, 0.0)
 
 
 def _activated_elements(part: Mixture, sizes: Sizes) -> tuple[float, float]:
@@ -65,7 +70,7 @@ def _activated_elements(part: Mixture, sizes: Sizes) -> tuple[float, float]:
 
     Kernels that activate what they multiply read nothing more forward, and backward what was activated.
     """
-    if sizes.fused_experts:
+    if sizes.experts.fused:
         return 0.0, 2.0 if part.gated else 1.0
     return (5.0, 10.0) if part.gated else (2.0, 4.0)
 
@@ -76,7 +81,7 @@ def _clamp_elements(part: Mixture, sizes: Sizes) -> tuple[float, float]:
     Forward either half is read, clamped and written, and both are joined to one. Backward each clamp reads its input
     beside the gradient, and the gradients of both halves are joined.
     """
-    if not (sizes.clamps_apart and part.activation is Activation.CLAMPED_SWIGLU):
+    if not (sizes.experts.clamps_apart and part.activation is Activation.CLAMPED_SWIGLU):
         return 0.0, 0.0
     return 2.0 * 2.0 + 4.0, 2.0 * 3.0 + 4.0
 
@@ -87,7 +92,7 @@ def _bias_bytes(part: Mixture, sizes: Sizes) -> tuple[FloatArray | float, FloatA
 
     Backward widens, multiplies with the bias and with the router's weights, and sums either product.
     """
-    if not (sizes.biases_apart and part.expert_bias):
+    if not has_biases_apart(part, sizes):
         return 0.0, 0.0
     e, wide = sizes.itemsize, sizes.wide
     return wide + (e + 2.0 * wide) + 2.0 * wide + sizes.casts, 2.0 * sizes.casts + 6.0 * wide

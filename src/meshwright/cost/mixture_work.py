@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.mixture_rows import has_masks, row_bytes
+from meshwright.cost.mixture_rows import has_biases_apart, has_masks, row_bytes
 from meshwright.cost.norm_work import norm_parameters
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes
 from meshwright.spec.model import FeedForward, Mixture
@@ -26,7 +26,7 @@ def mixture_work(part: Mixture, sizes: Sizes) -> PartWork:
     experts = part.experts / holders
     masked, capacity = has_masks(part, sizes), 1.0 if part.routing.capacity is None else part.routing.capacity
     copies = part.top_k * (capacity if masked else part.routing.kept_share)
-    block = 1 if masked else sizes.expert_block
+    block = 1 if masked else sizes.experts.block
     routed = m * copies * slices / t
     active = np.minimum(experts, routed)
     rows = routed / active
@@ -53,8 +53,8 @@ def mixture_work(part: Mixture, sizes: Sizes) -> PartWork:
         traffic = traffic + e * m * (5.0 * shared + w)
         if part.shared_gate:
             products.append(Product(m=m, n=sizes.zeros + 1.0, k=w))
-    sent = np.where(grid, e * m / t * copies * w, 0.0)
-    each, apart = row_bytes(part, sizes, hidden=h, holders=holders), sizes.biases_apart and part.expert_bias
+    sent, apart = np.where(grid, e * m / t * copies * w, 0.0), has_biases_apart(part, sizes)
+    each = row_bytes(part, sizes, hidden=h, holders=holders)
     return PartWork(
         name=MIXTURE,
         parameters=own / t + replicated + on_grid,

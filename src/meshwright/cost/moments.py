@@ -82,7 +82,8 @@ def _fused(found: States, entry: Held, *, sizes: StateBytes, software: Software)
 
     Gradients have their buffer already. The head's product writes a stand-in of its weight's shape, and the table's
     gradient is whole before it is added: both in the precision that multiplies. A loss that is not fused has the
-    logits beside their exponentials, and their gradient in the precision that multiplies later.
+    logits beside their exponentials, and their gradient in the precision that multiplies later. A gradient that is
+    added to a sum in more precision than its own is widened whole: the table's, when a pass is over.
     """
     master, compute, blocks = sizes.master[:, None], sizes.compute[:, None], entry.all_stages
     given = 0.0 * blocks.one_logits if software.fused_loss else blocks.one_logits * compute / np.maximum(compute, 4.0)
@@ -91,11 +92,12 @@ def _fused(found: States, entry: Held, *, sizes: StateBytes, software: Software)
     def moment(activations: FloatArray, logits: FloatArray, buffers: FloatArray) -> Moment:
         return Moment(gradients=found.before, activations=activations, logits=logits, buffers=entry.fixed + buffers)
 
-    left = entry.logits - blocks.one_logits
+    left = entry.logits - (0.0 if software.keeps_logits else blocks.one_logits)
+    table = blocks.embedding * (sizes.reduced[:, None] if software.keeps_terms else compute)
     return [
         moment(entry.kept, entry.logits + given, nothing),
         moment(entry.kept, entry.logits + given, blocks.head_working + blocks.head * compute),
         moment(entry.kept - blocks.head_kept, left, blocks.working),
-        moment(entry.kept - blocks.one_kept, left, blocks.embedding * compute),
+        moment(entry.kept - blocks.one_kept, left, table),
         Moment(gradients=found.after, activations=nothing, logits=nothing, buffers=entry.fixed + found.step),
     ]

@@ -272,20 +272,29 @@ def _embedding(block: Embedding, sizes: Sizes) -> PartWork:
 
 
 def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
-    """The product with the vocabulary and the loss, which reads logits in fp32 by chunks."""
-    m = sizes.tokens
+    """The product with the vocabulary and the loss, which reads logits in fp32 by chunks.
+
+    Where every tensor rank has all logits, they are gathered, joined to one tensor and taken apart again.
+    """
+    m, e = sizes.tokens, sizes.itemsize
     w, v = sizes.zeros + block.width, first_rows(block.vocab, sizes.tensor)
     own = (0 if block.tied else block.width) + (1 if block.bias else 0)
     norms = () if block.norm is None else (norm_work(block.norm, sizes),)
     forward, backward = _loss_bytes(sizes)
+    exchanges = TensorExchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0)
+    read, joined = v, sizes.zeros
+    if sizes.whole_logits:
+        features = block.vocab / block.width  # an all-gather is half of an all-reduce
+        exchanges = replace(exchanges, forward=0.5 * features, gathers_forward=1.0 + features, small=0.0)
+        read, joined = sizes.zeros + block.vocab, np.where(sizes.tensor > 1.0, 2.0 * e, 0.0)
     head = PartWork(
         name=HEAD,
         parameters=own * v,
         products=(Product(m=m, n=v, k=w),),
-        traffic=m * v * forward,
-        backward_traffic=m * v * backward,
+        traffic=m * read * (forward + joined),
+        backward_traffic=m * read * backward + m * v * joined,
         kernels=8.0 + (2.0 if block.softcap else 0.0),
-        exchanges=TensorExchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0),
+        exchanges=exchanges,
     )
     return (*norms, head)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
 from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT, SCORES, Repeated
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.work import FloatArray, LossKernel
@@ -38,7 +39,6 @@ class Software:
     layer has a mixture.
     `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
     host's time; 0 where one kernel multiplies all.
-    `dispatches_once`: a token crosses to a node once, however many of its experts are there (DeepEP, 2412.19437).
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
     `hides_gradients`: what tensor ranks exchange of the gradient of a part's input travels beside the gradients of its
     weights; `regathers`: with sequence parallel the input is gathered again for those, beside its own gradient
@@ -52,7 +52,12 @@ class Software:
     in a buffer of their own from the first step on; `narrow_parameters`: under recipes of eight and four bits those of
     layers are quantised themselves, and lie beside no other copy; `adds_narrow`: gradients add up in the precision that
     multiplies, whatever they travel in; `reduces_whole`: with the optimizer's state sharded, every rank is sent all of
-    their sum. `fused_loss`: the loss reads logits as they come and
+    their sum; `keeps_terms`: where they add up in more precision than multiplies, those of the last microbatch lie
+    beside their sum until another goes back (update_hp_grads of DeepSpeed's runtime/bf16_optimizer.py).
+    `keeps_logits`: those of two microbatches lie in fp32 in the buffers of a pipeline until the next one's replace them
+    (pipe_buffers of DeepSpeed's runtime/pipe/engine.py). `whole_logits`: every tensor rank is sent those of the whole
+    vocabulary for the loss (TransformerLMHead of Aleph-Alpha/scaling, whose products gather what they give unless
+    told otherwise). `fused_loss`: the loss reads logits as they come and
     writes their gradient over them. `placeholders`: Transformer Engine keeps for each shape of weight a tensor that
     stands for the gradient which its product added elsewhere already (get_dummy_wgrad, since release 2.3). `dropout`:
     each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
@@ -63,18 +68,9 @@ class Software:
     again ends before the last product whose result backward does not need (pytorch/pytorch 96866, since 2.1; XLA leaves
     out what nothing reads). `shard_copies`: what sharding copies on the device itself. `loss_kernel`: what works
     out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
-    scale before every product (cost/scales.py), as our own runtime does. `expert_biases_apart`: the bias of what an
-    expert gives is scaled by the router's weights and added expert by expert (TEGroupedMLP._apply_bias). `repeats`:
-    what selective recompute runs again. `steps_narrow`: one kernel steps AdamW in whatever it is kept. `narrow_loss`:
-    torch's loss is worked out in the precision of the logits, which are not widened for it.
-    `pads_experts`: in eight and four bits rows are copied so that every expert's begin where its kernels ask for it,
-    unless what tokens are sent by lays them so (Fp8Padding and Fp8Unpadding of Transformer Engine).
-    `clamps_apart`: what an activation clamps is clamped and joined before the kernel of the activation reads it
-    (weighted_bias_quick_geglu_impl in Megatron-Core's fused_bias_geglu.py). `fused_experts`: the kernels that multiply
-    all experts clamp, activate and weigh as they write (Transformer Engine's fused grouped MLP). `masks_experts`: where
-    experts have a capacity, tokens reach them and come back by products with masks, and every place of an expert is
-    multiplied, taken or not (2006.16668). `expert_block`: rows of all experts lie one behind the other and are
-    multiplied in blocks of so many, one that two experts share for each of them.
+    scale before every product (cost/scales.py), as our own runtime does. `repeats`: what selective recompute runs
+    again. `steps_narrow`: one kernel steps AdamW in whatever it is kept. `narrow_loss`: torch's loss is worked out in
+    the precision of the logits, which are not widened for it. `experts`: how those of a mixture are handled.
     `tokens_first`: activations lie by token first and by sequence then, as in Megatron.
     """
 
@@ -102,12 +98,14 @@ class Software:
     mixture_seconds: float = 0.0
     expert_streams: int = 0
     expert_seconds: float = 0.0
-    dispatches_once: bool = False
     hides_experts: bool = False
     keeps_copies: bool = False
     narrow_parameters: bool = False
     adds_narrow: bool = False
     reduces_whole: bool = False
+    keeps_terms: bool = False
+    keeps_logits: bool = False
+    whole_logits: bool = False
     fused_loss: bool = True
     placeholders: bool = False
     dropout: bool = False
@@ -120,15 +118,10 @@ class Software:
     shard_copies: ShardCopies = ShardCopies.UNITS
     loss_kernel: LossKernel | None = None
     agrees_on_scales: bool = False
-    expert_biases_apart: bool = False
     repeats: frozenset[Repeated] = SCORES
     steps_narrow: bool = False
     narrow_loss: bool = False
-    pads_experts: bool = False
-    clamps_apart: bool = False
-    fused_experts: bool = False
-    masks_experts: bool = False
-    expert_block: int = 1
+    experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
 
     @property
@@ -165,6 +158,12 @@ def _mixture_seconds(milliseconds: float) -> float:
     return milliseconds / 1.79 * 20 / 26 * 1e-3
 
 
+def _sending(settings: Mapping[str, Any], *, once: bool = False, hides: bool = False) -> Software:
+    """Software of these settings whose tokens cross to a node `once`, and travel beside other work where it `hides`."""
+    plain = Software(**settings)
+    return replace(plain, hides_experts=hides, experts=replace(plain.experts, dispatches_once=once))
+
+
 _MEGATRON: Mapping[str, Any] = {
     "shard_copies": ShardCopies.NONE,
     "waits_for_transfers": True,
@@ -177,9 +176,7 @@ _MEGATRON: Mapping[str, Any] = {
     "eager": False,
     "expert_streams": 4,  # Transformer Engine's grouped linear
     "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
-    "expert_biases_apart": True,
-    "pads_experts": True,
-    "clamps_apart": True,
+    "experts": ExpertHandling(biases_apart=True, pads=True, clamps_apart=True),
     "tokens_first": True,
     "keeps_copies": True,
     "fused_loss": False,
@@ -199,7 +196,23 @@ _UNFUSED: Mapping[str, Any] = {
     **_MEGATRON,
     "fused_accumulation": False,
 }
-_SCALING: Mapping[str, Any] = {**_MEGATRON, "eager": True, "adds_narrow": True, "reduces_whole": True}
+# Megatron v1.1.5 has its fused softmax, biases and dropout switched off by default, and so have the scripts of its 3D
+# pipelines (microsoft/DeepSpeedExamples); gradients are those of fp16 parameters.
+_PIPES: Mapping[str, Any] = {**_UNFUSED, "keeps_logits": True}
+_FIRST_PIPES: Mapping[str, Any] = {
+    **_PIPES,
+    "plain_softmax": True,
+    "softmax_heads": 0,
+    "adds_narrow": True,
+    "eager": True,
+}
+_SCALING: Mapping[str, Any] = {
+    **_MEGATRON,
+    "eager": True,
+    "adds_narrow": True,
+    "reduces_whole": True,
+    "whole_logits": True,
+}
 _CORE: Mapping[str, Any] = {
     **_MEGATRON,
     "hides_gradients": True,
@@ -233,17 +246,22 @@ _XLA: Mapping[str, Any] = {
     "dense_masks": False,
     "sums_biases": False,
     "repeats": PRODUCTS_KEPT,
-    "masks_experts": True,  # generate_masks in MaxText's layers/moe.py
+    "experts": ExpertHandling(masks=True),  # generate_masks in MaxText's layers/moe.py
 }
 # Windowed einsum is on for TPUs (DISABLE_COLLECTIVE_MATMUL in MaxText's benchmarks/xla_flags_library.py). A loss in
 # fp32 over bf16 logits, compiled for v6e, has two bytes a logit: their gradient is written over them (docs/lab.md).
-_XLA_TPU: Mapping[str, Any] = {**_XLA, "pieces": True, "fused_loss": True, "expert_block": 512}
+_XLA_TPU: Mapping[str, Any] = {
+    **_XLA,
+    "pieces": True,
+    "fused_loss": True,
+    "experts": ExpertHandling(masks=True, block=512),
+}
 _REMAT: Mapping[str, Mapping[str, Any]] = {"": {}, "-keeps-attention": {"repeats": ATTENTION_KEPT}}
-_EXPERTS: Mapping[str, Mapping[str, Any]] = {
+_EXPERTS: Mapping[str, Mapping[str, bool]] = {
     "": {},
-    "-deepep": {"dispatches_once": True},
-    "-overlap": {"hides_experts": True},
-    "-deepep-overlap": {"dispatches_once": True, "hides_experts": True},
+    "-deepep": {"once": True},
+    "-overlap": {"hides": True},
+    "-deepep-overlap": {"once": True, "hides": True},
 }
 # What is captured: of a layer the router and what comes before tokens are sent, and attention too; or the whole step.
 # Then hosts start nothing, and tokens are counted on the device alone, by the fused kernels of experts that go with it
@@ -258,8 +276,7 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
         "mixture_seconds": 0.0,
         "expert_streams": 0,
         "expert_seconds": 0.0,
-        "clamps_apart": False,
-        "fused_experts": True,
+        "experts": ExpertHandling(biases_apart=True, pads=True, fused=True),
     },
 }
 _WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
@@ -283,7 +300,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         # between experts' products is compiled (components/moe/experts.py), and kernels know windows and sinks
         # (components/attention/flex_attention.py); its loss stays in bf16 (fp32_upcast in examples/llm_benchmark)
         "automodel": Software(
-            dispatches_once=True,
+            experts=ExpertHandling(dispatches_once=True),
             fused_loss=False,
             selects_operators=True,
             compiled=True,
@@ -293,6 +310,8 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         ),
         "megatron-2021": Software(**_UNFUSED),
         "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
+        "megatron-deepspeed": Software(**_PIPES, keeps_terms=True),
+        "deepspeed-3d": Software(**_FIRST_PIPES),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
         "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
         "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),
@@ -312,10 +331,10 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "megatron-core-serial": Software(
             **{**_CORE, "overlap": False, "waits_in_loops": True, "hides_gradients": False}
         ),
-        **{f"megatron-core{name}": Software(**_CORE, **how) for name, how in _EXPERTS.items()},
-        **{f"nemo{name}": Software(**_NEMO, **how) for name, how in _EXPERTS.items()},
+        **{f"megatron-core{name}": _sending(_CORE, **how) for name, how in _EXPERTS.items()},
+        **{f"nemo{name}": _sending(_NEMO, **how) for name, how in _EXPERTS.items()},
         **{
-            f"megatron-bridge{name}{graphs}": Software(**{**_BRIDGE, **captured}, **how)
+            f"megatron-bridge{name}{graphs}": _sending({**_BRIDGE, **captured}, **how)
             for name, how in _EXPERTS.items()
             for graphs, captured in _GRAPHS.items()
         },

@@ -178,7 +178,8 @@ def replicas_meeting(table: PlanTable) -> IntArray:
 
 
 def _with_copies(table: PlanTable, local: Local, *, software: Software, device: DeviceSpec) -> States:
-    """Parameters in the precision that multiplies beside fp32 masters, and gradients in one buffer that stays.
+    """Parameters in the precision that multiplies beside fp32 masters, and gradients in one buffer that stays, where
+    software keeps them with those of the last microbatch.
 
     Gradients that add up in less than fp32 are copied to fp32 for the optimizer's step.
     """
@@ -187,7 +188,8 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software, device: 
     sharding = table.sharding[:, None]
     wide = compute < master
     added = np.where(wide, compute if software.adds_narrow else reduced, master)
-    gradients = np.where(sharding < ZERO2, local.trained, local.trained_owned) * added
+    terms = np.where(compute < added, compute, 0.0) * software.keeps_terms
+    gradients = np.where(sharding < ZERO2, local.trained, local.trained_owned) * (added + terms)
     return States(
         parameters=_parameters(table, local, compute=compute, software=software, device=device),
         optimizer=local.moments + local.trained_owned * np.where(wide, master, 0.0),

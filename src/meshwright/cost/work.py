@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
+
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -43,7 +45,8 @@ class Sizes:
     kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
     `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
-    the loss, where that is not the stack's usual operators. How experts work is told as in Software.
+    the loss, where that is not the stack's usual operators. `whole_logits`: tensor
+    ranks have all of them for the loss. `experts`: how those of a mixture are handled.
     """
 
     batch: FloatArray
@@ -70,13 +73,8 @@ class Sizes:
     dropout: bool = False
     unfused: bool = False
     loss_kernel: LossKernel | None = None
-    dispatches_once: bool = False
-    biases_apart: bool = False
-    pads_experts: bool = False
-    clamps_apart: bool = False
-    fused_experts: bool = False
-    masks_experts: bool = False
-    expert_block: int = 1
+    whole_logits: bool = False
+    experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
 
     @property

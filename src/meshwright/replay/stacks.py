@@ -38,6 +38,7 @@ _XLA_2022 = (  # before XLA had fused attention
     *("t5x", "pathways", "alpa", "gspmd", "mesh-tensorflow", "mesh tensorflow", "gshard", "tensorflow", "seqio"),
 )
 _XLA = (*_XLA_2022, "maxtext", "pax", "levanter", "easylm", "jax", "xla", "axlearn", "flax")
+_AMP = ("deepspeed 3d (modified)",)  # DachengLi1/AMP, DeepSpeed/DeepSpeedExamples/Megatron-LM-v1.1.5-3D_parallelism
 _REMATERIALIZES = ("maxtext", "levanter")  # configs/base.yml: remat_policy; models/llama.py: gradient_checkpointing
 _NEMO = re.compile(r"\bnemo\b(?:.*\b(?:2[3-9]\.\d|2\.\d)|/| framework)")
 _BEFORE_NEMO = ("nemo-megatron 22", "nemo megatron 22")
@@ -102,8 +103,9 @@ class Stack:
     @property
     def recomputes(self) -> bool:
         """DeepSpeed's pipelines of Megatron: --checkpoint-activations in microsoft/DeepSpeedExamples,
-        Megatron-LM-v1.1.5-3D_parallelism/examples. MaxText and Levanter unless they are told otherwise."""
-        return self.has(("deepspeed 3d", *_REMATERIALIZES))
+        Megatron-LM-v1.1.5-3D_parallelism/examples, but not in AMP's copy of that script. MaxText and Levanter unless
+        they are told otherwise."""
+        return self.has(("deepspeed 3d", *_REMATERIALIZES)) and not self.has(_AMP)
 
     @property
     def keeps_checkpoints_away(self) -> bool:
@@ -196,7 +198,12 @@ class Stack:
         return self._assume("attention not fused", False)
 
     def gradients(self, precision: Precision) -> Precision:
-        """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16."""
+        """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16.
+
+        AMP's reduces those of fp16 in fp32 (fp32_allreduce in its examples/ds_config.json).
+        """
+        if precision is Precision.FP16 and self.has(_AMP):
+            return self._assume("gradients travel in fp32, as in the stack's own scripts", Precision.FP32)
         if precision is Precision.FP16:
             return Precision.FP16
         tuned = self.is_tuned or self.has(("internevo",)) or (precision.quantized and self.has(_MEGATRON))
@@ -225,10 +232,18 @@ class Stack:
         if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self._run.text("extra")):
             return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
         if not flash:
-            return "megatron-2022" if self.has(_2022) else "megatron-2021"
+            return self._unfused()
         if self.has(("internevo",)):
             return "internevo"
         return self._core() if self.is_recent else "megatron-flash"
+
+    def _unfused(self) -> str:
+        """Megatron before it had fused attention."""
+        if self.has(("deepspeed 3d",)):
+            return "deepspeed-3d"
+        if self.has(("megatron-deepspeed",)) and not self.has(("v1.1.5",)):
+            return "megatron-deepspeed"
+        return "megatron-2022" if self.has(_2022) else "megatron-2021"
 
     def _titan(self) -> str:
         """torchtitan with what of its ways to be quicker the run says that it used.
