@@ -75,7 +75,8 @@ class Software:
     experts have a capacity, tokens reach them and come back by products with masks, and every place of an expert is
     multiplied, taken or not (2006.16668). `expert_block`: rows of all experts lie one behind the other and are
     multiplied in blocks of so many, one that two experts share for each of them.
-    `tokens_first`: activations lie by token first and by sequence then, as in Megatron.
+    `tokens_first`: activations lie by token first and by sequence then, as in Megatron. `waits_for_kernels`: a host
+    starts a kernel when the one before has ended, so that the device is idle in its time (CUDA_LAUNCH_BLOCKING).
     """
 
     fused_attention: bool = True
@@ -130,6 +131,7 @@ class Software:
     masks_experts: bool = False
     expert_block: int = 1
     tokens_first: bool = False
+    waits_for_kernels: bool = False
 
     @property
     def quantizes_once(self) -> bool:
@@ -144,6 +146,10 @@ class Software:
         """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator; of one with a
         mixture where `mixed`."""
         return 0.0 if kind is DeviceKind.CPU else self.layer_seconds + (self.mixture_seconds if mixed else 0.0)
+
+    def host_in_turn(self, kind: DeviceKind) -> bool:
+        """Whether hosts and devices work one after the other: a processor is its own host."""
+        return kind is DeviceKind.CPU or self.waits_for_kernels
 
     def masks_documents(self, kind: DeviceKind) -> bool:
         return self.dense_masks and kind is not DeviceKind.CPU
@@ -263,6 +269,7 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
+BLOCKING = "-blocking"  # after any name
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(agrees_on_scales=True),
@@ -324,21 +331,30 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
 
 
 def software(name: str) -> Software:
-    """The features of the software called `name`, and after a colon the modules that its selective recompute runs again
-    (`megatron-core:mla_up_proj+mlp`); raises ConfigError when it is not known."""
+    """The features of the software called `name`, whose host may wait for every kernel (`megatron-2021-blocking`), and
+    after a colon the modules that its selective recompute runs again (`megatron-core:mla_up_proj+mlp`); raises
+    ConfigError when it is not known."""
     plain, colon, modules = name.partition(":")
-    known = SOFTWARE.get(plain)
+    known = SOFTWARE.get(plain.removesuffix(BLOCKING))
     if known is None:
         raise ConfigError(
             Problem(what=f"software {name!r} is not known", where="job.software", fix=f"one of {', '.join(SOFTWARE)}")
         )
+    found = _waiting(known) if plain.endswith(BLOCKING) else known
     if not colon:
-        return known
+        return found
     if not plain.startswith(_WITH_MODULES):
         what = f"software {plain!r} has no modules to run again"
         fix = f"leave them out; names that take some begin with {', '.join(_WITH_MODULES)}"
         raise ConfigError(Problem(what=what, where="job.software", fix=fix))
-    return _repeating(known, modules)
+    return _repeating(found, modules)
+
+
+@cache
+def _waiting(plain: Software) -> Software:
+    """`plain` whose host waits for every kernel, so that nothing travels beside work."""
+    beside = dict.fromkeys(("overlap", "hides_gradients", "pieces", "hides_experts"), False)
+    return replace(plain, waits_for_kernels=True, waits_for_transfers=True, waits_in_loops=True, **beside)
 
 
 @cache
