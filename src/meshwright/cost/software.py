@@ -270,6 +270,15 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
 }
 _WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
 BLOCKING = "-blocking"  # after any name
+_IN_TURN: Mapping[str, Any] = {
+    "waits_for_kernels": True,
+    "waits_for_transfers": True,
+    "waits_in_loops": True,
+    "overlap": False,
+    "hides_gradients": False,
+    "pieces": False,
+    "hides_experts": False,
+}
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(agrees_on_scales=True),
@@ -353,8 +362,7 @@ def software(name: str) -> Software:
 @cache
 def _waiting(plain: Software) -> Software:
     """`plain` whose host waits for every kernel, so that nothing travels beside work."""
-    beside = dict.fromkeys(("overlap", "hides_gradients", "pieces", "hides_experts"), False)
-    return replace(plain, waits_for_kernels=True, waits_for_transfers=True, waits_in_loops=True, **beside)
+    return replace(plain, **_IN_TURN)
 
 
 @cache
