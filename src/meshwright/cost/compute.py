@@ -14,7 +14,7 @@ from meshwright.cost.scan_seconds import scan_seconds
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, IntArray
 from meshwright.cost.work import FloatArray, PartWork
-from meshwright.spec.cluster import AttentionRate, AttentionShare, DeviceKind, DeviceSpec, MatrixCurve, Precision
+from meshwright.spec.cluster import AttentionRate, AttentionShare, DeviceSpec, MatrixCurve, Precision
 from meshwright.spec.errors import ConfigError, Problem
 
 _ACCUMULATED_BYTES = 8.0  # an element of a gradient that a product adds to: read and written in fp32
@@ -255,12 +255,13 @@ def _beside(each: Sequence[tuple[FloatArray, FloatArray, FloatArray]], zeros: Fl
     )
 
 
-def with_host(gpu: FloatArray, host: FloatArray, *, device: DeviceSpec) -> FloatArray:
+def with_host(gpu: FloatArray, host: FloatArray, *, in_turn: bool) -> FloatArray:
     """Seconds of a pass whose device work is `gpu` and whose host work is `host`.
 
-    An accelerator runs behind its host, so the longer of the two counts; a processor does both itself.
+    They are done `in_turn`, as by a processor, which is its own host, or an accelerator runs behind its host, so that
+    the longer of the two counts.
     """
-    return gpu + host if device.kind is DeviceKind.CPU else np.maximum(gpu, host)
+    return gpu + host if in_turn else np.maximum(gpu, host)
 
 
 def optimizer_seconds(parameters: FloatArray, *, device: DeviceSpec, clipped: bool) -> FloatArray:

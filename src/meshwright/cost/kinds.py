@@ -29,7 +29,7 @@ from meshwright.cost.waits import Timed, Waited, waited
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.schedule import written
 from meshwright.schedule.build import SPLIT
-from meshwright.spec.cluster import DeviceKind, DeviceSpec, NodeGroup
+from meshwright.spec.cluster import DeviceSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Sharding
 
@@ -252,15 +252,15 @@ def _pass_seconds(
     casts = parameters * cast_bytes(table, software=software)
     extra = host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
-    cpu = device.kind is DeviceKind.CPU
+    in_turn = software.host_in_turn(device.kind)
     starts = _matrices(works, combination.sizes.slices) * device.launch_seconds
     apart = 0.0 if software.fused_accumulation or not trains else 1.0
     added = accumulation_seconds(parameters * trains, table, device=device, software=software)
     work = (row(p.forward for p in passes) + cast) / speed
     host = row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0)
     left_out = row([passes[-1].products.leaving]) / speed if software.stops_early and works[-1].closes else 0.0
-    forward = _with_host(work, host, exchange.forward.tensor.whole, cpu=cpu)
-    again = _with_host(work - left_out, host, exchange.again.tensor.whole, cpu=cpu)
+    forward = _with_host(work, host, exchange.forward.tensor.whole, in_turn=in_turn)
+    again = _with_host(work - left_out, host, exchange.again.tensor.whole, in_turn=in_turn)
     if kind.backward is Backward.NONE:
         nothing = Timed(work=0.0 * work, stall=0.0 * work)
         return forward, again, nothing, nothing
@@ -273,10 +273,10 @@ def _pass_seconds(
         (row(p.backward for p in passes) + cast + added - weight) / speed,
         host - weight_host,
         exchange.backward.tensor.whole,
-        cpu=cpu,
+        in_turn=in_turn,
     )
     late = (weight if trains else 0.0 * weight) / speed
-    return forward, again, backward, _with_host(late, weight_host, 0.0 * weight, cpu=cpu)
+    return forward, again, backward, _with_host(late, weight_host, 0.0 * weight, in_turn=in_turn)
 
 
 def _splits(table: PlanTable) -> BoolArray:
@@ -341,9 +341,9 @@ def accumulation_seconds(
     return np.asarray(moved / (device.memory_bandwidth * device.memory_fraction), dtype=np.float64)
 
 
-def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, cpu: bool) -> Timed:
-    """A pass's own seconds beside its collectives: a processor does host work itself, an accelerator runs behind."""
-    if cpu:
+def _with_host(work: FloatArray, host: FloatArray, tensor: FloatArray, *, in_turn: bool) -> Timed:
+    """A pass's own seconds beside its collectives: host work is done `in_turn`, or the device runs behind its host."""
+    if in_turn:
         return Timed(work=work + host, stall=np.zeros_like(work + host))
     stall = np.maximum(host - tensor - work, 0.0)
     return Timed(work=work + np.zeros_like(stall), stall=stall)

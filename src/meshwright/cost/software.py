@@ -71,7 +71,8 @@ class Software:
     scale before every product (cost/scales.py), as our own runtime does. `repeats`: what selective recompute runs
     again. `steps_narrow`: one kernel steps AdamW in whatever it is kept. `narrow_loss`: torch's loss is worked out in
     the precision of the logits, which are not widened for it. `experts`: how those of a mixture are handled.
-    `tokens_first`: activations lie by token first and by sequence then, as in Megatron.
+    `tokens_first`: activations lie by token first and by sequence then, as in Megatron. `waits_for_kernels`: a host
+    starts a kernel when the one before has ended, so that the device is idle in its time (CUDA_LAUNCH_BLOCKING).
     """
 
     fused_attention: bool = True
@@ -123,6 +124,7 @@ class Software:
     narrow_loss: bool = False
     experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
+    waits_for_kernels: bool = False
 
     @property
     def quantizes_once(self) -> bool:
@@ -137,6 +139,10 @@ class Software:
         """Host seconds of a layer and pass beside its kernels, where a host drives an accelerator; of one with a
         mixture where `mixed`."""
         return 0.0 if kind is DeviceKind.CPU else self.layer_seconds + (self.mixture_seconds if mixed else 0.0)
+
+    def host_in_turn(self, kind: DeviceKind) -> bool:
+        """Whether hosts and devices work one after the other: a processor is its own host."""
+        return kind is DeviceKind.CPU or self.waits_for_kernels
 
     def masks_documents(self, kind: DeviceKind) -> bool:
         return self.dense_masks and kind is not DeviceKind.CPU
@@ -280,6 +286,16 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
+BLOCKING = "-blocking"  # after any name
+_IN_TURN: Mapping[str, Any] = {
+    "waits_for_kernels": True,
+    "waits_for_transfers": True,
+    "waits_in_loops": True,
+    "overlap": False,
+    "hides_gradients": False,
+    "pieces": False,
+    "hides_experts": False,
+}
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(agrees_on_scales=True),
@@ -343,21 +359,29 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
 
 
 def software(name: str) -> Software:
-    """The features of the software called `name`, and after a colon the modules that its selective recompute runs again
-    (`megatron-core:mla_up_proj+mlp`); raises ConfigError when it is not known."""
+    """The features of the software called `name`, whose host may wait for every kernel (`megatron-2021-blocking`), and
+    after a colon the modules that its selective recompute runs again (`megatron-core:mla_up_proj+mlp`); raises
+    ConfigError when it is not known."""
     plain, colon, modules = name.partition(":")
-    known = SOFTWARE.get(plain)
+    known = SOFTWARE.get(plain.removesuffix(BLOCKING))
     if known is None:
         raise ConfigError(
             Problem(what=f"software {name!r} is not known", where="job.software", fix=f"one of {', '.join(SOFTWARE)}")
         )
+    found = _waiting(known) if plain.endswith(BLOCKING) else known
     if not colon:
-        return known
+        return found
     if not plain.startswith(_WITH_MODULES):
         what = f"software {plain!r} has no modules to run again"
         fix = f"leave them out; names that take some begin with {', '.join(_WITH_MODULES)}"
         raise ConfigError(Problem(what=what, where="job.software", fix=fix))
-    return _repeating(known, modules)
+    return _repeating(found, modules)
+
+
+@cache
+def _waiting(plain: Software) -> Software:
+    """`plain` whose host waits for every kernel, so that nothing travels beside work."""
+    return replace(plain, **_IN_TURN)
 
 
 @cache

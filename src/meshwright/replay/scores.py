@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean, median
 
+from meshwright.replay.pairs import TIE, Order, Told, order
 from meshwright.replay.regimes import Regime
 from meshwright.replay.runs import Run
-
-_TIE = 1e-12  # rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,8 @@ class Scores:
 
     `mape_one_factor` allows one factor for each (software, device, precision), fitted without the group it is used
     on; `mape_calibrated` what ten runs of the source tell of its others (replay/learned.py). `pairwise_accuracy` and
-    `kendall_tau` are over pairs of a group that differ by more than the noise.
+    `kendall_tau` are over pairs of a group that differ by more than the noise, `pairwise_ceiling` is the most that any
+    prediction made from plans can reach, where one plan was measured several times.
     `regret_at_k`: how much slower than the best of a group is the best of the k that are predicted fastest.
     `interval_coverage`: measured steps inside the interval that should hold nine of ten.
     """
@@ -90,6 +90,7 @@ class Scores:
     mape_calibrated: float | None
     bias: float | None
     pairwise_accuracy: float | None
+    pairwise_ceiling: float | None
     kendall_tau: float | None
     regret_at_1: float | None
     regret_at_3: float | None
@@ -120,14 +121,14 @@ def score(
     """
     timed = [point for point in points if point.run.seconds is not None]
     ranked = [found for found in _groups(p for p in timed if p.run.ranks_strategies) if len(found) > 1]
-    orders = [order for order in (_order(found) for found in ranked) if order is not None]
+    orders = [found for found in map(_order, ranked) if found is not None]
 
     others = [point for point in timed if point.run.line in (told or {})]
 
     def by_group(value: Callable[[Point], float], members: Sequence[Point] = timed) -> float | None:
         return _mean([fmean(map(value, found)) for found in _groups(members)])
 
-    accuracy = _mean(orders)
+    accuracy, most = _mean([found.right for found in orders]), _mean([found.most for found in orders])
     measured = [point for point in points if point.memory_bytes]
     return Scores(
         rows=rows,
@@ -138,6 +139,7 @@ def score(
         mape_calibrated=by_group(lambda p: 100.0 * abs(math.expm1(_error(p) + (told or {})[p.run.line])), others),
         bias=by_group(lambda p: 100.0 * math.expm1(_error(p))),
         pairwise_accuracy=None if accuracy is None else 100.0 * accuracy,
+        pairwise_ceiling=None if most is None else 100.0 * most,
         kendall_tau=None if accuracy is None else 100.0 * (2.0 * accuracy - 1.0),
         regret_at_1=_mean([100.0 * _regret(found, 1) for found in ranked]),
         regret_at_3=_mean([100.0 * _regret(found, 3) for found in ranked]),
@@ -166,6 +168,7 @@ def overall(sources: Iterable[Scores]) -> Scores:
         mape_calibrated=mean("mape_calibrated"),
         bias=mean("bias"),
         pairwise_accuracy=mean("pairwise_accuracy"),
+        pairwise_ceiling=mean("pairwise_ceiling"),
         kendall_tau=mean("kendall_tau"),
         regret_at_1=mean("regret_at_1"),
         regret_at_3=mean("regret_at_3"),
@@ -245,26 +248,16 @@ def _groups(points: Iterable[Point]) -> list[list[Point]]:
     return list(found.values())
 
 
-def _order(points: Sequence[Point]) -> float | None:
-    """Share of pairs in the right order, ties half; None where no pair differs by more than the noise."""
-    right, count = 0.0, 0
-    told = [(point.pace, point.predicted_pace, point.run.noise) for point in points]
-    for (pace, told_pace, noise), (other_pace, other_told_pace, other_noise) in combinations(told, 2):
-        measured = math.log(pace / other_pace)
-        if abs(measured) <= math.log1p(max(noise, other_noise)):
-            continue
-        predicted = math.log(told_pace / other_told_pace)
-        right += 0.5 if abs(predicted) < _TIE else float((measured > 0.0) == (predicted > 0.0))
-        count += 1
-    return right / count if count else None
+def _order(points: Sequence[Point]) -> Order | None:
+    return order([Told(pace=each.pace, predicted=each.predicted_pace, noise=each.run.noise) for each in points])
 
 
 def _regret(points: Sequence[Point], first: int) -> float:
     """In the mean over all choices among those whose predictions tie."""
     tries = min(first, len(points))
     last = sorted(point.predicted_pace for point in points)[tries - 1]
-    sure = [point.pace for point in points if point.predicted_pace < last * (1.0 - _TIE)]
-    tied = [point.pace for point in points if abs(point.predicted_pace / last - 1.0) <= _TIE]
+    sure = [point.pace for point in points if point.predicted_pace < last * (1.0 - TIE)]
+    tied = [point.pace for point in points if abs(point.predicted_pace / last - 1.0) <= TIE]
     best = fmean(min(*sure, *some, math.inf) for some in combinations(tied, tries - len(sure)))
     return best / min(point.pace for point in points) - 1.0
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
+from meshwright.cost.software import BLOCKING
 from meshwright.replay import words
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
@@ -71,7 +72,12 @@ class Stack:
         self._assumed = assumed
 
     def name(self) -> str:
-        """The software of that name in the cost model."""
+        """The software of that name in the cost model, waiting for every kernel where the run says that it does."""
+        plain, colon, modules = self._named().partition(":")
+        blocks = "CUDA_LAUNCH_BLOCKING=1" in self._run.text("extra")
+        return f"{plain}{BLOCKING if blocks else ''}{colon}{modules}"
+
+    def _named(self) -> str:
         if self._is_xla:
             fused = self._fuses(unless=self.has(_XLA_2022))
             young = "xla" if self._device.kind is DeviceKind.TPU else "xla-gpu"

@@ -44,6 +44,7 @@ def block_seconds(
     """Seconds of every block, forward and backward, for one microbatch on one idle device and its tensor group."""
     index = np.array([PRECISIONS.index(precision)])
     features = software(job.software)
+    in_turn = features.host_in_turn(device.kind)
     figures = rates(device, precision=index, length=job.sequence_length, software=features)
     ranks = np.array([float(tensor)])
     sizes = operator_sizes(
@@ -61,8 +62,8 @@ def block_seconds(
         total = 0.0
         for part in block_work(block, sizes):
             spent = part_seconds(part, device=device, rates=figures, software=features)
-            total += float(with_host(spent.forward, spent.host_forward, device=device)[0])
-            total += float(with_host(spent.backward, spent.host_backward, device=device)[0])
+            total += float(with_host(spent.forward, spent.host_forward, in_turn=in_turn)[0])
+            total += float(with_host(spent.backward, spent.host_backward, in_turn=in_turn)[0])
         return total
 
     return tuple(seconds(block) for block in model.blocks)
