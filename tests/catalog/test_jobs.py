@@ -206,6 +206,25 @@ def test_numbers_that_are_none_and_other_optimizers_are_refused() -> None:
     ]
 
 
+def test_a_number_that_no_computer_has_is_told_as_it_was_typed(tmp_path: Path) -> None:
+    told = "'1e400' is too large for any computer"
+    assert refused(None, "optimizer.learning_rate=1e400") == [f"--set optimizer.learning_rate: {told}"]
+    assert refused(None, "batch_tokens=1e400Mi")[0].endswith("'1e400Mi' is too large for any computer")
+    assert refused(None, "batch_tokens=1" + 400 * "0")[0].endswith("... is too large for any computer")
+    for name, text in (("job.toml", "z_loss = 1e400"), ("job.json", '{"z_loss": 1e400}')):
+        path = tmp_path / name
+        path.write_text(text)
+        assert refused(path) == [f"{path}:1 z_loss: {told}"]
+
+
+def test_a_number_of_thousands_of_digits_in_another_base_is_refused(tmp_path: Path) -> None:
+    digits = "0x" + 5000 * "f"
+    assert refused(None, f"precision={digits}")[0].startswith("--set precision: '0xff")
+    path = tmp_path / "job.toml"
+    path.write_text(f"seed = {digits}")
+    assert refused(path) == [f"{path}: a number in it has thousands of digits"]
+
+
 def test_a_schema_that_is_set_is_checked_like_one_in_a_file() -> None:
     (told,) = refused(None, "schema=9")
     assert "schema 9 is newer" in told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -77,14 +78,19 @@ def test_places_at_experts_are_filled_by_products_with_masks() -> None:
     assert len(work(part).products) == len(work(experts=masks).products) == 3
 
 
-@pytest.mark.parametrize("rows", [1, 511, 1024, 2048, 5120])
-def test_a_block_that_two_experts_share_is_multiplied_for_both(rows: int) -> None:
-    """The blocks of 512 rows that so many rows touch, in the mean over all places of the first one."""
-    touched = [-(-(start + rows) // 512) for start in range(512)]
-    product = Product(m=float(rows) * ONE, n=ONE, k=ONE, block=512)
-    assert float(product.multiplied_rows(1)[0]) == pytest.approx(512 * sum(touched) / 512)
-    whole = Product(m=2.0 * rows * ONE, n=ONE, k=ONE, block=512)
-    assert float(whole.multiplied_rows(2)[0]) == pytest.approx(2 * 512 * sum(touched) / 512)
+@pytest.mark.parametrize("rows", [512, 1024, 2048, 5120])
+@pytest.mark.parametrize("experts", [1, 2, 8])
+def test_a_block_that_two_experts_share_is_multiplied_for_both(rows: int, experts: int) -> None:
+    """The blocks of 512 rows that experts touch whose rows lie one behind the other in whole blocks, in the mean over
+    all places where they meet; an expert alone has nobody to share one with."""
+    touched = 0
+    for moved in range(512):
+        met = [0, *(expert * rows + moved for expert in range(1, experts)), experts * rows]
+        touched += sum(-(-stop // 512) - start // 512 for start, stop in pairwise(met))
+    product = Product(m=float(rows) * ONE, n=ONE, k=ONE, together=float(experts), block=512)
+    assert experts * float(product.multiplied_rows(1)[0]) == pytest.approx(512 * touched / 512)
+    whole = replace(product, m=2.0 * rows * ONE)
+    assert experts * float(whole.multiplied_rows(2)[0]) == pytest.approx(2 * 512 * touched / 512)
 
 
 def test_the_host_of_a_mixture_does_what_is_not_captured() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,6 +18,7 @@ from meshwright.cli import main
 from meshwright.lab.fabric import unfit
 from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.compare import compare, losses
+from meshwright.run.chaos.launches import Launch
 from meshwright.run.chaos.soak import draw
 from meshwright.run.chaos.strike import Done
 from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial, _Open, _Progress
@@ -131,6 +133,15 @@ def test_a_start_mends_signals_workers_and_disks_alone() -> None:
     assert mended == [ExitCode.ENVIRONMENT, ExitCode.WORKER, ExitCode.SAVED, ExitCode.INTERRUPTED, -9, -15]
 
 
+def test_of_a_long_error_whole_words_are_told(tmp_path: Path) -> None:
+    said = f"print('error: ' + 'word ' * 100); raise SystemExit({ExitCode.WORKER:d})"
+    with Launch([sys.executable, "-c", said], number=1, log=tmp_path / "launch.log") as launch:
+        ended = launch.ended()
+    assert ended.exit_code == ExitCode.WORKER
+    assert ended.words.endswith(" word ...")
+    assert len(ended.words) <= 300
+
+
 def test_random_faults_are_those_of_their_seed() -> None:
     asked = {"faults": 400, "ranks": 4, "every_seconds": 10.0, "patience_seconds": 30.0}
     found = draw(LLAMA3, seed=3, can_cut=True, **asked)
@@ -148,8 +159,9 @@ def test_random_faults_are_those_of_their_seed() -> None:
     uncut = draw(EVEN, seed=3, can_cut=False, **asked)
     assert {fault.kind for fault in uncut} == set(FaultKind) - {FaultKind.PARTITION}
     check_faults(uncut, ranks=4, steps=1, kept=2, can_cut="no root")
-    with pytest.raises(ConfigError, match="at least one fault"):
-        draw(EVEN, seed=0, can_cut=True, **{**asked, "every_seconds": 0.0})
+    for never in (0.0, math.inf, math.nan):
+        with pytest.raises(ConfigError, match="at least one fault"):
+            draw(EVEN, seed=0, can_cut=True, **{**asked, "every_seconds": never})
 
 
 def test_curves_that_are_not_equal_are_told(tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ def test_a_fixed_value_that_is_never_legal_is_told_with_the_legal_ones() -> None
     text = str(raised.value)
     assert "job.constraints.fix.tensor: 3 leaves no legal plan" in text
     assert "choose 1, 2, 4 or 8" in text
+    assert "3 does not divide 8 heads, rule tensor-divides-heads" in text
 
 
 def test_a_number_of_devices_that_no_plan_fills_is_told() -> None:

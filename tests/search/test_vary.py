@@ -175,6 +175,7 @@ def test_a_swept_constraint_is_no_flip_and_a_value_without_a_plan_says_why() -> 
     assert [point.best is None for point in found.points] == [False, False, True]
     assert "tensor" not in found.points[1].changed
     assert "3 leaves no legal plan" in str(found.points[2].problems[0])
+    assert "3 does not divide 8 heads, rule tensor-divides-heads" in found.points[2].problems[0].why
     assert columns_of(found.points[1].best.plan)["tensor"] == 2 if found.points[1].best else False
 
 
@@ -198,7 +199,11 @@ def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
     [
         (["cluster.intre.bandwidth=1,2"], "did you mean cluster.inter.bandwidth or cluster.intra.bandwidth"),
         (["cluster.nodes"], "names no values"),
-        (["cluster.nodes=1..8"], "the range has no steps"),
+        (["cluster.nodes=1..8"], "no steps; write cluster.nodes=1..8:4 for four values, or cluster.nodes=1..8*2 to"),
+        (["cluster.inter.bandwidth=5GB"], "'5GB' is not bytes a second; write 5GB/s"),
+        (["cluster.inter.bandwidth=5GB..9GB:2"], "'5GB' is not bytes a second; write 5GB/s"),
+        (["cluster.inter.bandwidth=5parsecs..9GB/s:2"], "'parsecs' is not a unit; write for example 80GiB"),
+        (["cluster.nodes=1e400..2:2"], "'1e400' is too large for any computer; write PATH=1,2,4, "),
         (["cluster.nodes=8..1:3"], "a range goes up"),
         (["cluster.nodes=1..8*1"], "a range goes up"),
         (["cluster.nodes=two"], "'two' is not a number"),
@@ -236,6 +241,7 @@ def test_sweeps_that_are_wrong_are_told_before_anything_is_priced(
     with pytest.raises(ConfigError) as raised:
         sweep(question(), over)
     assert told in str(raised.value)
+    assert all(str(problem).count("write ") <= 1 for problem in raised.value.problems), "what to do is said once"
 
 
 def test_a_link_that_the_cluster_has_not_is_told() -> None:

@@ -7,35 +7,67 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.spec import units
+from meshwright.spec.units import Measure
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
+    ("text", "measure", "number"),
     [
-        ("80GiB", 80 * 2**30),
-        ("80 GB", 80e9),
-        ("4Mi", 4 * 2**20),
-        ("4M", 4e6),
-        ("1_000", 1000),
-        ("450GB/s", 450e9),
-        ("400Gbit/s", 50e9),
-        ("312TFLOP/s", 312e12),
-        ("15us", 15e-6),
-        ("3h", 10800),
-        ("2 d", 172800),
-        ("1.5e12", 1.5e12),
-        ("-3", -3),
-        ("7", 7),
+        ("80GiB", Measure.BYTES, 80 * 2**30),
+        ("80 GB", Measure.BYTES, 80e9),
+        ("4Mi", Measure.PLAIN, 4 * 2**20),
+        ("4M", Measure.PLAIN, 4e6),
+        ("1_000", Measure.PLAIN, 1000),
+        ("450GB/s", Measure.RATE, 450e9),
+        ("400Gbit/s", Measure.RATE, 50e9),
+        ("312TFLOP/s", Measure.FLOPS, 312e12),
+        ("312TFLOPS", Measure.FLOPS, 312e12),
+        ("15us", Measure.SECONDS, 15e-6),
+        ("3h", Measure.SECONDS, 10800),
+        ("2 d", Measure.SECONDS, 172800),
+        ("1.5e12", Measure.PLAIN, 1.5e12),
+        ("-3", Measure.PLAIN, -3),
+        *(("7", measure, 7) for measure in Measure),
     ],
 )
-def test_quantities_are_read_in_base_units(text: str, number: float) -> None:
-    assert units.parse_quantity(text) == pytest.approx(number)
+def test_quantities_are_read_in_base_units(text: str, measure: Measure, number: float) -> None:
+    assert units.parse_measure(text, measure) == pytest.approx(number)
 
 
+@pytest.mark.parametrize("measure", Measure)
 @pytest.mark.parametrize("text", ["", "fast", "12 parsecs", "1.2.3", "GiB", "4 XiB"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_what_is_no_quantity_is_refused(text: str, measure: Measure) -> None:
     with pytest.raises(ValueError, match="not a"):
-        units.parse_quantity(text)
+        units.parse_measure(text, measure)
+
+
+@pytest.mark.parametrize(
+    ("text", "measure", "fix"),
+    [
+        ("5GB", Measure.RATE, "write 5GB/s"),
+        ("5 GiB ", Measure.RATE, "write 5 GiB/s"),
+        ("989TFLOP", Measure.FLOPS, "write 989TFLOP/s"),
+        ("80GB/s", Measure.BYTES, "write 80GB"),
+        ("80Gbit/s", Measure.BYTES, "write for example 80GiB or 512MB"),
+        ("80GB", Measure.FLOPS, "write for example 989TFLOP/s"),
+        ("80GB/s", Measure.FLOPS, "write for example 989TFLOP/s"),
+        ("5ms", Measure.RATE, "write for example 450GB/s or 400Gbit/s"),
+        ("5GFLOP", Measure.RATE, "write for example 450GB/s or 400Gbit/s"),
+    ],
+)
+def test_the_unit_of_another_measure_is_refused_with_the_nearest_that_is_one(
+    text: str, measure: Measure, fix: str
+) -> None:
+    with pytest.raises(units.NotRead) as caught:
+        units.parse_measure(text, measure)
+    assert caught.value.what == f"{text.strip()!r} is not {measure.value}"
+    assert caught.value.fix == fix
+
+
+@pytest.mark.parametrize("text", ["1e400", "-1e400", "1" * 400, "1e308 EB"])
+def test_a_number_that_no_computer_has_is_told_as_it_was_typed(text: str) -> None:
+    with pytest.raises(units.NotRead, match=f"^'{text[:100]}'(\\.\\.\\.)? is too large for any computer$"):
+        units.parse_measure(text, Measure.BYTES)
 
 
 @pytest.mark.parametrize(("text", "number"), [("4Mi", 2**22), ("300G", 3e11), ("4Mi tokens", 2**22), ("12", 12)])
@@ -59,7 +91,7 @@ def test_times_are_in_a_unit_of_time_or_plain_seconds() -> None:
 @given(st.floats(min_value=1, max_value=1e15))
 def test_bytes_read_back_within_their_three_figures(count: float) -> None:
     written = units.format_bytes(count)
-    assert units.parse_quantity(written.replace(",", "")) == pytest.approx(count, rel=6e-3)
+    assert units.parse_measure(written.replace(",", ""), Measure.BYTES) == pytest.approx(count, rel=6e-3)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from meshwright.catalog.kinds import refuse_another
 from meshwright.catalog.migrations import migrate
-from meshwright.catalog.overrides import override, set_path
+from meshwright.catalog.overrides import LONG_NUMBER, override, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.json_text import MOST_DEEP, is_deep
+from meshwright.spec.units import as_written
 
 T = TypeVar("T")
 
@@ -61,15 +62,18 @@ def read(path: str | Path) -> Document:
     is_toml = name.lower().endswith(".toml")
     if is_toml and _LONG_KEY.search(text):
         raise deep
+    long = ConfigError(Problem(what="a number in it has thousands of digits", where=name))
+    if is_toml and LONG_NUMBER.search(text):
+        raise long
     try:
-        values = tomllib.loads(text) if is_toml else json.loads(text)
+        values = (tomllib if is_toml else json).loads(text, parse_float=as_written)
     except json.JSONDecodeError as error:
         what = "the file is empty" if not text.strip() else f"not JSON: {error.msg} at column {error.colno}"
         raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}")) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(Problem(what=f"not TOML: {error}", where=name)) from None
     except ValueError:
-        raise ConfigError(Problem(what="a number in it has thousands of digits", where=name)) from None
+        raise long from None
     except RecursionError:
         raise deep from None
     if is_deep(values):

@@ -45,7 +45,8 @@ def _lines(found: Audit) -> list[str]:
     if found.since:
         lines.append(f"  not known  {found.since:,} sequences before were read when nothing was kept of it")
     for start, stop in found.skipped:
-        lines.append(f"  skipped  {start:,} to {stop - 1:,}: their step was not finite")
+        why = "passed over after a loss that was no number or leapt, or a batch without targets"
+        lines.append(f"  skipped  {start:,} to {stop - 1:,}: {why}")
     if found.dropped:
         lines.append(f"  dropped  {found.dropped:,} sequences, of steps that a learner undid")
     lines.append(f"  whole checkpoints  {', '.join(_told(each) for each in found.stored)}")

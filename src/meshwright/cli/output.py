@@ -124,15 +124,15 @@ def fill_standard_error() -> None:
 def duration(text: str | None, *, where: str) -> float | None:
     """Seconds of a time as `90min`; None of none. Raises ConfigError for what is no time, or none at all."""
     from meshwright.spec.errors import ConfigError, Problem
-    from meshwright.spec.units import parse_seconds
+    from meshwright.spec.units import NotRead, parse_seconds
 
     fix = "90min, 20h and 2d are times"
     if text is None:
         return None
     try:
         seconds = parse_seconds(text)
-    except ValueError as error:
-        raise ConfigError(Problem(what=str(error), where=where, fix=fix)) from None
+    except NotRead as error:
+        raise ConfigError(Problem(what=error.what, where=where, fix=fix)) from None
     if not 0 < seconds < math.inf:
         raise ConfigError(Problem(what=f"{text} is no time to train in", where=where, fix=fix))
     return seconds

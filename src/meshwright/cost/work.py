@@ -152,8 +152,13 @@ class Product:
         return 0.0 if self.shared else self.together
 
     def multiplied_rows(self, units: int) -> FloatArray:
-        """Rows of whole blocks on `units` that have a part of them each, in the mean over where in one they begin."""
-        return self.m + units * (self.block - 1.0)
+        """Rows of whole blocks on `units` that have a part of them each, in the mean over where in one they meet.
+
+        Those that are together lie one behind the other in whole blocks, and each but the first shares one with the
+        one before it.
+        """
+        sharing = 1.0 - 1.0 / np.maximum(self.together, 1.0)
+        return self.m + units * (self.block - 1.0) * sharing
 
     @property
     def flops(self) -> FloatArray:

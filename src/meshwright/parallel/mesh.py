@@ -126,7 +126,8 @@ def build_mesh(plan: Plan, *, device_type: str, kv_heads: Collection[int] = ()) 
     """
     processes = dist.get_world_size() if dist.is_initialized() else 1
     if processes != plan.world_size:
-        what = f"the plan lays the model over {plan.world_size} devices and {processes} processes run"
+        devices = f"{plan.world_size} device{'s' * (plan.world_size > 1)}"
+        what = f"the plan lays the model over {devices} and {processes} process{'es run' if processes > 1 else ' runs'}"
         raise EnvironmentUnfit(Problem(what=what, where="plan.axes", fix="start one process for each device"))
     mesh = _build(
         plan, device_type=device_type, processes=range(processes), own_group=_by_its_members, kv_heads=kv_heads

@@ -104,7 +104,12 @@ def sweep(found: Sweep) -> Group:
         rows.add_row(*point.labels, plan, *_figures(point, scaled=scaled), style="yellow" if point.flips else "")
         told += [f"{_at(found, point)}: {changes(point.changed)}{_kept(found, point)}"] if point.flips else []
     parts: list[RenderableType] = [title(f"what if: {' x '.join(found.paths)}"), rows]
-    parts.append(Text("* the decision flips here" if flips else "the decision is the same throughout"))
+    same = (
+        "the decision is the same throughout"
+        if any(point.best for point in found.points)
+        else "nowhere is there a plan"
+    )
+    parts.append(Text("* the decision flips here" if flips else same))
     return Group(*parts, *bullets(told))
 
 

@@ -21,7 +21,7 @@ from meshwright.spec.json_text import parse_json
 from meshwright.spec.model import ModelSpec, language_model
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
-from meshwright.spec.units import format_bytes, parse_quantity
+from meshwright.spec.units import Measure, NotRead, format_bytes, parse_measure
 
 if TYPE_CHECKING:
     from meshwright.catalog.huggingface.tensors import Table
@@ -75,9 +75,10 @@ class Converted:
 def shard_bytes_of(text: str) -> int:
     """The number of bytes that `text` says: 5GB. Raises ConfigError."""
     try:
-        size = int(parse_quantity(text))
-    except ValueError as error:
-        raise ConfigError(Problem(what=str(error), where="--shard-size", fix="write for example 5GB")) from error
+        size = int(parse_measure(text, Measure.BYTES))
+    except NotRead as error:
+        fix = error.fix or "write for example 5GB"
+        raise ConfigError(Problem(what=error.what, where="--shard-size", fix=fix)) from None
     if size < 1:
         raise ConfigError(Problem(what=f"{text} holds nothing", where="--shard-size", fix="write for example 5GB"))
     return size

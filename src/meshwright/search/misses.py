@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from meshwright.search.batches import Listed, batch_problem
-from meshwright.search.constraints import columns_of
+from meshwright.search.constraints import columns_of, limits
 from meshwright.search.explain import row_words
 from meshwright.search.explore import Explorer
 from meshwright.search.prices import Prices
+from meshwright.search.probe import broken_rules
 from meshwright.search.rules import choices
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Design, Plan
 from meshwright.spec.units import format_bytes
 
 Explored = Callable[[ModelSpec, ClusterSpec, JobSpec], Explorer]
@@ -39,11 +41,12 @@ def nothing_legal(
         other = listed(model, cluster, replace(job, constraints=relaxed))
         if not other.count:
             continue
-        column = where.rsplit(".", maxsplit=1)[-1]
-        legal = _legal_values(other, column, model=model, cluster=cluster, job=job)
+        column, plans = where.rsplit(".", maxsplit=1)[-1], tuple(_some_plans(other, model, cluster, job))
+        legal = _legal_values(plans, column) if column in job.constraints.fix else []
         what = f"{job.constraints.fix[column]} leaves no legal plan" if legal else "leaves no legal plan"
         fix = choices(legal) if legal else f"without it {other.count:,} plans are legal"
-        found.append(Problem(where=where, what=what, why=_refusals(space), fix=fix))
+        near = Design(model=model, cluster=cluster, job=job, plan=plans[0])
+        found.append(Problem(where=where, what=what, why=_broken(near) or _refusals(space), fix=fix))
     if found:
         return tuple(found)
     what = f"no plan of {model.name} on {cluster.num_devices:,} devices of {cluster.name} is legal"
@@ -94,16 +97,24 @@ def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
         yield "job.constraints.devices = all", replace(constraints, devices="any")
 
 
-def _legal_values(space: Space, column: str, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[object]:
-    if column not in job.constraints.fix:
-        return []
-    frames = np.arange(0, len(space.keys), max(1, len(space.keys) // 200))
-    table = space.rows_of(frames)
-    plans = (
-        table.to_plan(row, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
-        for row in range(0, len(table), max(1, len(table) // 2000))
-    )
+def _some_plans(space: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Iterator[Plan]:
+    """At most a few thousand plans of a space that has any, from all of it."""
+    frames = np.flatnonzero(space.sizes)
+    table = space.rows_of(frames[:: max(1, len(frames) // 200)])
+    for row in range(0, len(table), max(1, len(table) // 2000)):
+        yield table.to_plan(row, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
+
+
+def _legal_values(plans: Iterable[Plan], column: str) -> list[object]:
     return sorted({columns_of(plan)[column] for plan in plans}, key=lambda value: (str(type(value)), value))
+
+
+def _broken(near: Design) -> str:
+    """`3 does not divide 8 heads, rule tensor-divides-heads`: the rules that a plan near `near` with what its job fixes
+    breaks; empty where it breaks none."""
+    fixed = limits(near.job.constraints).fixed
+    broken = broken_rules(fixed, near) if fixed else ()
+    return "; ".join(f"{problem.what}, {problem.why}" for problem in broken)
 
 
 def _refusals(space: Space) -> str:

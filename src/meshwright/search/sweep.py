@@ -21,7 +21,7 @@ from meshwright.search.vary import Progress, Question
 from meshwright.spec.codec import read_number
 from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.plan import Design, Plan
-from meshwright.spec.units import Measure, format_bytes, format_count, format_seconds, parse_measure
+from meshwright.spec.units import Measure, NotRead, format_bytes, format_count, format_seconds, parse_measure
 
 MOST_POINTS = 200
 FORMS = "write PATH=1,2,4, PATH=10GB/s..100GB/s:4 or PATH=1..64*2"
@@ -200,10 +200,10 @@ def _range(text: str, values: str, field: Field) -> tuple[float | int, ...]:
     try:
         low, high = (read_number(end, whole=field.is_whole, where=field.path) for end in (low_text, high_text))
         by = parse_measure(step, Measure.PLAIN) if mark else 0.0
-    except ValueError as error:
-        raise ConfigError(Problem(where=f"--sweep {text}", what=str(error), fix=FORMS)) from None
+    except NotRead as error:
+        raise ConfigError(Problem(where=f"--sweep {text}", what=error.what, fix=error.fix or FORMS)) from None
     if mark is None:
-        fix = f"add :4 for four values, or *2 to double: {FORMS}"
+        fix = f"write {text}:4 for four values, or {text}*2 to double"
         raise ConfigError(Problem(where=f"--sweep {text}", what="the range has no steps", fix=fix))
     if not low < high or (mark == ":" and (by < 2 or not by.is_integer())) or (mark == "*" and (by <= 1 or low <= 0)):
         what = "a range goes up, by 2 values or more, or from above 0 by a factor above 1"

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.units import Measure, parse_count, parse_measure
+from meshwright.spec.units import Measure, NotRead, parse_count, parse_measure
 
 T = TypeVar("T")
 _LONGEST_SHOWN = 200
@@ -143,7 +143,7 @@ def _shown(value: Any) -> str:
 
 def read_number(text: str, *, whole: bool, where: str) -> float:
     """The number that `text` says of the field at `where`, whose name says what it measures; else what is whole is
-    counted. Raises ValueError for the unit of something else.
+    counted. Raises NotRead for the unit of something else.
     """
     measure = _measure(where.split("."))
     return parse_count(text) if whole and measure is Measure.PLAIN else parse_measure(text, measure)
@@ -166,8 +166,8 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
     if kind in (int, float) and isinstance(value, str):
         try:
             value = read_number(value, whole=kind is int, where=where)
-        except ValueError as error:
-            problems.append(Problem(what=str(error), where=where))
+        except NotRead as error:
+            problems.append(Problem(what=error.what, where=where, fix=error.fix))
             return None
     if kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -175,10 +175,10 @@ def _decode_scalar(kind: Any, value: Any, where: str, problems: list[Problem]) -
         try:
             value = float(value)
         except OverflowError:
-            problems.append(Problem(what="a number too large for any computer", where=where))
+            problems.append(Problem(what=f"{_shown(value)} is too large for any computer", where=where))
             return None
     if kind is int and isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        problems.append(Problem(what="a number too large for any computer", where=where))
+        problems.append(Problem(what=f"{_shown(value)} is too large for any computer", where=where))
         return None
     if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
         expected = _EXPECTED.get(kind, kind.__name__)

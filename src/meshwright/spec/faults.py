@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.units import parse_seconds
+from meshwright.spec.units import NotRead, parse_seconds
 
 
 class FaultKind(StrEnum):
@@ -224,8 +224,8 @@ class _Reader:
             return None
         try:
             value = parse_seconds(text)
-        except ValueError as error:
-            self._wrong(str(error))
+        except NotRead as error:
+            self._wrong(error.what, fix=error.fix)
             return 1.0
         if 0.0 < value < 1e7:
             return value

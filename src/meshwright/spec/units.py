@@ -13,6 +13,15 @@ _BASES = ("FLOP/s", "FLOPS", "FLOP", "B/s", "bit/s", "b/s", "B", "tokens", "")
 _MEANINGS = {"s": "seconds", "B": "bytes", "B/s": "bytes a second", "bit/s": "bits a second", "b/s": "bits a second"}
 
 
+class NotRead(ValueError):
+    """A text that is no number of what is expected: `what` is wrong with it, and `fix`, which may be empty, what to
+    write. Its words are both."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        self.what, self.fix = what, fix
+        super().__init__(f"{what}; {fix}" if fix else what)
+
+
 class Measure(Enum):
     """What a number with a unit may measure, in words."""
 
@@ -26,8 +35,8 @@ class Measure(Enum):
 _UNITS = {
     Measure.SECONDS: ("s",),
     Measure.BYTES: ("B",),
-    Measure.RATE: ("B/s", "bit/s", "b/s", "B"),
-    Measure.FLOPS: ("FLOP/s", "FLOPS", "FLOP"),
+    Measure.RATE: ("B/s", "bit/s", "b/s"),
+    Measure.FLOPS: ("FLOP/s", "FLOPS"),
     Measure.PLAIN: (),
 }
 _EXAMPLES = {
@@ -37,51 +46,70 @@ _EXAMPLES = {
     Measure.FLOPS: "for example 989TFLOP/s",
     Measure.PLAIN: "it without a unit, as 0.5 or 40000",
 }
+_LONGEST = 100  # characters of a text that a message repeats
+# What is written of one measure where the other is wanted is most often meant to be it.
+_ADDED = {("B", Measure.RATE): "/s", ("FLOP", Measure.FLOPS): "/s"}
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*?)\s*$")
 
 
-def parse_quantity(text: str) -> float:
-    """The number that `text` says, in base units: bytes, bytes/s, FLOP/s, seconds or a plain count.
-
-    Bits per second become bytes per second. `B` alone after a number is bytes; `8B` as a count of parameters is
-    not read here. Raises ValueError when the text is not a number with a unit that is known.
-    """
-    return _read(text)[0]
-
-
 def parse_count(text: str) -> float:
-    """As parse_quantity, of what is counted (tokens, steps, devices): `4Mi`, `300G`, `4Mi tokens`.
+    """What is counted (tokens, steps, devices): `4Mi`, `300G`, `4Mi tokens`.
 
-    Raises ValueError, with the number as it should be written, for seconds, bytes and FLOPs.
+    Raises NotRead, with the number as it should be written, for seconds, bytes and FLOPs.
     """
     number, unit = _read(text)
     if unit not in ("", "tokens"):
         what = "billions are written G, as in 15G" if unit == "B" else "a count has no unit"
-        raise ValueError(f"{text.strip()!r} is in {_MEANINGS.get(unit, unit)} and a count is expected: {what}")
+        raise NotRead(f"{_quoted(text)} is in {_MEANINGS.get(unit, unit)} and a count is expected: {what}")
     return number
 
 
 def parse_seconds(text: str) -> float:
-    """As parse_quantity, of a time: `15us`, `3h`, or a plain number of seconds. Raises ValueError for other units."""
+    """A time: `15us`, `3h`, or a plain number of seconds. Raises NotRead for other units."""
     return parse_measure(text, Measure.SECONDS)
 
 
 def parse_measure(text: str, measure: Measure) -> float:
-    """As parse_quantity, of one measure or without a unit. Raises ValueError, with what to write, for another's."""
+    """The number that `text` says in base units: bytes, bytes/s, FLOP/s, seconds or what is plain.
+
+    Bits a second become bytes a second, and a number without a unit is in base units. Raises NotRead, with what to
+    write, for a unit of another measure: bytes where bytes a second are expected.
+    """
     number, unit = _read(text)
     if unit in ("", *_UNITS[measure]):
         return number
     written = text.strip()
     is_rate = unit == "B/s" and measure is Measure.BYTES
-    fix = written.removesuffix("/s") if is_rate else _EXAMPLES[measure]
-    raise ValueError(f"{written!r} is not {measure.value}; write {fix}")
+    added = _ADDED.get((unit, measure), "")
+    fix = written.removesuffix("/s") if is_rate else f"{written}{added}" if added else _EXAMPLES[measure]
+    raise NotRead(f"{_quoted(text)} is not {measure.value}", f"write {fix}")
+
+
+def as_written(text: str) -> float | str:
+    """The floating-point number that `text` says; the text itself where that is larger than a computer has, so that
+    whoever reads it can tell what was written."""
+    number = float(text)
+    return text if math.isinf(number) and "inf" not in text.lower() else number
 
 
 def _read(text: str) -> tuple[float, str]:
     """The number in base units, and the unit without its prefix: `s` for every time."""
+    number, unit = _in_base_units(text)
+    if math.isinf(number):
+        raise NotRead(f"{_quoted(text)} is too large for any computer")
+    return number, unit
+
+
+def _quoted(text: str) -> str:
+    """The text in quotes, or how it begins."""
+    text = text.strip()
+    return repr(text) if len(text) <= _LONGEST else f"{text[:_LONGEST]!r}..."
+
+
+def _in_base_units(text: str) -> tuple[float, str]:
     match = _NUMBER.match(text)
     if not match:
-        raise ValueError(f"{text!r} is not a number")
+        raise NotRead(f"{_quoted(text)} is not a number")
     number, unit = float(match[1].replace(",", "").replace("_", "")), match[2]
     if unit in _TIME:
         return number * _TIME[unit], "s"
@@ -92,7 +120,7 @@ def _read(text: str) -> tuple[float, str]:
         scale = _BINARY.get(prefix) or (_DECIMAL.get(prefix) if prefix != "B" or not base else None)
         if scale is not None:
             return number * scale / (8.0 if base in ("bit/s", "b/s") else 1.0), base
-    raise ValueError(f"{unit!r} is not a unit; write for example 80GiB, 4Mi, 450GB/s, 400Gbit/s or 15us")
+    raise NotRead(f"{_quoted(unit)} is not a unit", "write for example 80GiB, 4Mi, 450GB/s, 400Gbit/s or 15us")
 
 
 def format_bytes(count: float) -> str:

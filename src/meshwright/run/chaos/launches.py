@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 
 import psutil
 
@@ -66,7 +67,7 @@ class Launch:
 
     def _words(self, code: int) -> str:
         if self._errors:
-            return "; ".join(self._errors)[:_MOST_WORDS]
+            return shorten("; ".join(self._errors), width=_MOST_WORDS, placeholder=" ...")
         if code == ExitCode.SAVED:
             return "it was asked to stop, and saved"
         if code < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from itertools import accumulate
@@ -32,7 +33,7 @@ def draw(
     `patience_seconds`. Where the network cannot be cut, a cut is a rank that hangs as long. Raises ConfigError for a
     number of faults or seconds that is none.
     """
-    if faults < 1 or not every_seconds > 0:
+    if faults < 1 or not 0 < every_seconds < math.inf:
         fix = "at least one fault, and a time above zero between them"
         raise ConfigError(Problem(what=f"{faults} faults every {every_seconds:g} s", where="--faults", fix=fix))
     numbers = random.Random(seed)
