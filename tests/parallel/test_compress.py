@@ -91,7 +91,7 @@ def test_what_was_sent_and_what_is_left_is_all_there_was(wire: Wire, size: int) 
 def test_pieces_that_go_through_a_cache_are_those_of_the_whole(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3000, generator=torch.Generator().manual_seed(1))
     whole = rounding(3000, parts=2, wire=wire)
-    monkeypatch.setattr(compress, "_CACHED", 2 * BLOCK)
+    monkeypatch.setattr(compress, "CACHED_ELEMENTS", 2 * BLOCK)
     pieces = rounding(3000, parts=2, wire=wire)
     packed = whole.pack(x)
     assert torch.equal(pieces.pack(x), packed)

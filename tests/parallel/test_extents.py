@@ -7,18 +7,20 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy
 import pytest
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import PowerSgd, TopK
+from meshwright.spec.job import ElasticSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec
 from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
 from meshwright.spec.synchronize import GradientSync, SyncKind
-from tests.parallel import parity_cases, relocate_cases, test_outer
+from tests.parallel import learner_move_cases, outer_cases, parity_cases, relocate_cases, test_outer
 from tests.parallel.move_cases import go_on, train
 from tests.parallel.offload_cases import with_groups
-from tests.parallel.parity_cases import Documents, Outcome
+from tests.parallel.parity_cases import TOLERANCE, Documents, Outcome
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design, sharded
 from tests.support.pool import Pool
@@ -196,6 +198,40 @@ def test_gradients_are_whole_until_they_are_compressed(pool: Pool) -> None:
 def test_so_do_learners_each_over_its_own_ranks(pool: Pool, shard: int, word: str, over: str, kind: SyncKind) -> None:
     layout = Layout(replicate=2, shard=shard, sharding=ZERO3, batch=8)
     test_outer.train_as_one_device_does(pool, sharded(test_outer.met(layout, kind), word, over=over))
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "words"),
+    [
+        (SyncKind.STREAMING, False, ("1331", "1..1", "3131", ".11.")),
+        (SyncKind.EAGER, True, ("1331", "1..1", "3333", "")),
+        pytest.param(SyncKind.EAGER, False, ("3333", "", "1331", "1..1"), marks=pytest.mark.slow),
+        pytest.param(SyncKind.DILOCO, False, ("1331", "1..1", "3131", ".11."), marks=pytest.mark.slow),
+        (SyncKind.CO2, False, ("1331", "1..1", "3131", ".11.")),
+        pytest.param(SyncKind.STREAMING, True, ("1331", "1..1", "3131", ".11."), marks=pytest.mark.slow),
+        pytest.param(SyncKind.CO2, True, ("3333", "", "1331", "1..1"), marks=pytest.mark.slow),
+    ],
+)
+def test_learners_of_them_go_on_in_another_plan(
+    pool: Pool, tmp_path: Path, kind: SyncKind, files: bool, words: tuple[str, str, str, str]
+) -> None:
+    """In the middle of a round, while something travels: parameters, both optimizers, what all learners go from and
+    what is on its way."""
+    first, second = (learning(kind, *words[:2]), learning(kind, *words[2:]))
+    at, steps = test_outer.ROUNDS[kind].every + 1, 3 * test_outer.ROUNDS[kind].every + 1
+    wanted = outer_cases.reference(second, steps)
+    folder = str(tmp_path / "state") if files else None
+    for learner, own in pool.run(learner_move_cases.carried, first, second, at, steps, folder, ranks=4):
+        assert own
+        for name, value in own.items():
+            numpy.testing.assert_allclose(value, wanted[learner][name], rtol=0, atol=TOLERANCE, err_msg=name)
+
+
+def learning(kind: SyncKind, word: str, over: str) -> Design:
+    """Two learners of two ranks each, who keep what they sent."""
+    layout = Layout(replicate=2, shard=2, sharding=ZERO3, batch=8)
+    entry = sharded(test_outer.met(layout, kind), word, over=over)
+    return replace(entry, job=replace(entry.job, elastic=ElasticSpec(min_ranks=2)))
 
 
 @pytest.mark.slow

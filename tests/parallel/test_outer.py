@@ -67,7 +67,7 @@ def met(layout: Layout, kind: SyncKind, rounds: Rounds | None = None, *, tied: b
     [
         *(("replicas", kind, rounds) for kind, rounds in ROUNDS.items()),
         *((layout, SyncKind.STREAMING, None) for layout in ("sharded", "pipeline", "tensor")),
-        ("zero1", SyncKind.CO2, None),
+        *((layout, SyncKind.CO2, None) for layout in ("zero1", "pipeline", "tensor")),
         ("pipeline", SyncKind.EAGER, None),
         *((layout, SyncKind.EAGER, EAGER_IN_PARTS) for layout in ("replicas", "sharded", "pipeline")),
         ("replicas", SyncKind.EAGER, replace(EAGER_IN_PARTS, every=4, delay=1)),

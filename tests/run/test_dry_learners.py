@@ -15,7 +15,8 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.model import MatrixRank
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.ranks import factorable
-from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
+from meshwright.spec.report import LineName
+from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from tests.run import dry_cases
 from tests.run.test_dry_memory import DENSE, asked, hold
 from tests.support.designs import Layout
@@ -31,12 +32,12 @@ QUICK = (
 )
 
 
-def of(cases: Iterable[tuple[SyncKind, Precision, Layout]]) -> dict[str, Design]:
+def of(cases: Iterable[tuple[SyncKind, Precision, Layout]], *, every: int = 8) -> dict[str, Design]:
     """Of parameters that are much more than a microbatch is, so that to meet takes the most memory."""
     entries = {}
     for kind, precision, layout in cases:
         entry = asked(DENSE, layout, length=64)
-        rounds = usual_rounds(kind, every=8, learners=2, precision=precision)
+        rounds = usual_rounds(kind, every=every, learners=2, precision=precision)
         plan = replace(entry.plan, gradients=GradientSync(kind=kind, rounds=rounds))
         entries[f"{kind.value} {precision.value} {plan.describe()}"] = replace(entry, plan=plan)
     return entries
@@ -52,6 +53,24 @@ def check_traffic(entries: dict[str, Design], found: list[list[RankCount]]) -> N
 def test_what_learners_keep_and_send_is_predicted() -> None:
     entries = of(QUICK)
     check_traffic(entries, hold(entries))
+
+
+def test_so_is_what_ranks_of_a_learner_sum_and_what_learners_tell_each_other() -> None:
+    """Two norms of co2, how many steps a round is to have where that may change, and seven numbers every 16 steps."""
+    fixed = of([(SyncKind.CO2, Precision.FP32, SHARDED), (SyncKind.EAGER, Precision.INT8, PIPED)], every=48)
+    free = {
+        f"free {name}": replace(entry, job=replace(entry.job, synchronize=SynchronizeSpec(kinds=tuple(SyncKind))))
+        for name, entry in fixed.items()
+    }
+    entries = fixed | free
+    found: list[list[RankCount]] = dry_cases.apart(dry_cases.count_whole, designs=list(entries.values()))
+    check_traffic(entries, found)
+    co2, eager, free_co2, free_eager = (dict(cost.traffic(entry, rank=0).bytes) for entry in entries.values())
+    assert co2["other|all_reduce|replicate"] == eager["other|all_reduce|replicate"] == 56 / 16
+    assert co2[f"{LineName.OUTER}|all_reduce|shard"] == 8 / 48
+    assert free_co2[f"{LineName.OUTER}|all_reduce|shard"] == 16 / 48
+    assert free_eager[f"{LineName.OUTER}|all_reduce|pipeline"] == 8 / 48
+    assert f"{LineName.OUTER}|all_reduce|pipeline" not in eager
 
 
 def test_every_stage_of_learners_sends_what_it_has_of_a_fragment() -> None:

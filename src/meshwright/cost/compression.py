@@ -159,7 +159,7 @@ def _sizes(compression: Compression, found: Optimized, owned: FloatArray, *, pro
     buckets = np.ceil(owned * wide / BUCKET_BYTES)
     match compression:
         case PowerSgd() | AcpSgd():
-            return _factored(compression, found, owned, wide=wide)
+            return _in_factors(compression, found, owned, wide=wide)
         case TopK():
             moved = (_PROCESSOR_CHOSEN if processor else _CHOSEN) / 4.0
             sent = np.ceil(compression.share * owned) * (wide + PLACE_BYTES) * ranks
@@ -197,8 +197,19 @@ def _sizes(compression: Compression, found: Optimized, owned: FloatArray, *, pro
             )
 
 
-def _factored(compression: PowerSgd | AcpSgd, found: Optimized, owned: FloatArray, *, wide: FloatArray) -> _Sizes:
-    """Factors of every matrix that they make smaller; the rest travels whole."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factored:
+    """Elements of a rank's matrices that factors make smaller, of their `left` and `right` factors, and how many
+    matrices there are; shape (rows, ranks)."""
+
+    matrices: FloatArray
+    left: FloatArray
+    right: FloatArray
+    number: FloatArray
+
+
+def factored(compression: PowerSgd | AcpSgd, found: Optimized, owned: FloatArray) -> Factored:
+    """Of `owned` parameters of every rank."""
     rank = float(compression.rank)
 
     def of(count: Callable[[FloatArray, FloatArray, FloatArray], FloatArray]) -> FloatArray:
@@ -216,26 +227,33 @@ def _factored(compression: PowerSgd | AcpSgd, found: Optimized, owned: FloatArra
         table = found.of_table
         return found.everywhere(each) + found.rest(owned) * (each(table) / table.local)[:, None]
 
-    matrices = of(lambda stack, rows, columns: stack * rows * columns)
-    left = of(lambda stack, rows, _columns: rank * stack * rows)
-    right = of(lambda stack, _rows, columns: rank * stack * columns)
-    number = of(lambda _stack, rows, _columns: np.ones_like(rows))
-    whole = (owned - matrices) * wide
+    return Factored(
+        matrices=of(lambda stack, rows, columns: stack * rows * columns),
+        left=of(lambda stack, rows, _columns: rank * stack * rows),
+        right=of(lambda stack, _rows, columns: rank * stack * columns),
+        number=of(lambda _stack, rows, _columns: np.ones_like(rows)),
+    )
+
+
+def _in_factors(compression: PowerSgd | AcpSgd, found: Optimized, owned: FloatArray, *, wide: FloatArray) -> _Sizes:
+    """Factors of every matrix that they make smaller; the rest travels whole."""
+    rank, made = float(compression.rank), factored(compression, found, owned)
+    whole = (owned - made.matrices) * wide
     if isinstance(compression, AcpSgd):
-        mean = (left + right) / 2.0
+        mean = (made.left + made.right) / 2.0
         return _Sizes(
             beside=whole + mean * wide,
             after=np.zeros_like(owned),
-            stay=(matrices + left + right) * wide,
-            moves=matrices * _ALTERNATED / 4.0 * wide,
-            flops=(_ALTERNATE_PRODUCTS * matrices + 4.0 * rank * mean) * rank,
-            kernels=number * _ALTERNATE_KERNELS,
+            stay=(made.matrices + made.left + made.right) * wide,
+            moves=made.matrices * _ALTERNATED / 4.0 * wide,
+            flops=(_ALTERNATE_PRODUCTS * made.matrices + 4.0 * rank * mean) * rank,
+            kernels=made.number * _ALTERNATE_KERNELS,
         )
     return _Sizes(
-        beside=whole + left * wide,
-        after=right * wide,
-        stay=(matrices + right) * wide,
-        moves=matrices * _FACTORED / 4.0 * wide,
-        flops=(_PRODUCTS * matrices + 4.0 * rank * (left + right)) * rank,
-        kernels=number * _MATRIX_KERNELS,
+        beside=whole + made.left * wide,
+        after=made.right * wide,
+        stay=(made.matrices + made.right) * wide,
+        moves=made.matrices * _FACTORED / 4.0 * wide,
+        flops=(_PRODUCTS * made.matrices + 4.0 * rank * (made.left + made.right)) * rank,
+        kernels=made.number * _MATRIX_KERNELS,
     )

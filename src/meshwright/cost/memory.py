@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from meshwright.cost.block_bytes import Holds
+from meshwright.cost.bucket_bytes import on_the_way
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.extents import Extent, by_extent
@@ -33,7 +34,7 @@ from meshwright.cost.software import software
 from meshwright.cost.states import ZERO1, ZERO2, Local, left_bytes, state_bytes, states, without_parameters
 from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import NodeGroup
+from meshwright.spec.cluster import DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Embedding, Layer, ModelSpec
 from meshwright.spec.report import MemoryPart
@@ -93,7 +94,8 @@ def _at(
     features, device = software(job.software), group.device
     changed = trained_of(blocks, kinds=arrays.kinds)
     extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
-    local = _local(table, blocks, changed, extents, arrays=arrays, counts=counts, model=model, job=job)
+    optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
+    local = _local(table, blocks, changed, extents, optimized)
     state = states(table, local, away=optimizes_away(table), software=features, device=device)
     state = without_parameters(state, keeps_parameters_away(table), table=table, local=local)
     source = Holdings(
@@ -116,6 +118,7 @@ def _at(
         shape=shape,
         kind=device.kind,
         software=features,
+        way=on_the_way(extents, optimized, processor=device.kind is DeviceKind.CPU),
         besides=() if met is None else (met.between(state.after, entry.fixed, gathered=state.gathered),),
         least=least,
     )
@@ -150,14 +153,11 @@ def _local(
     blocks: Sequence[Holds],
     changed: Sequence[Holds],
     extents: Sequence[Extent],
-    *,
-    arrays: LayoutArrays,
-    counts: Mapping[str, FloatArray],
-    model: ModelSpec,
-    job: JobSpec,
+    optimized: Optimized,
 ) -> Local:
     """Parameters of every rank and what the optimizer keeps of those of `changed` blocks, which are trained and lie in
     `extents`."""
+    arrays, counts, model = optimized.arrays, optimized.counts, optimized.model
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
     trained, trained_owned = (
         np.asarray(sum(getattr(each.held, name) for each in extents)) for name in ("whole", "owned")
@@ -166,7 +166,6 @@ def _local(
     every = Shared(whole=trained, owned=trained_owned)
     summed = among([ZERO1], all_=every, blocks=changed)
     owned = owned_of(table, blocks, arrays=arrays, counts=counts, model=model)
-    optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
     return Local(
         whole=whole,
         owned=owned,

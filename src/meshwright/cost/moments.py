@@ -9,6 +9,7 @@ from itertools import chain
 
 import numpy as np
 
+from meshwright.cost.bucket_bytes import OnTheWay
 from meshwright.cost.holding import Held, Holdings, Moment
 from meshwright.cost.moments_eager import EagerMoments
 from meshwright.cost.moments_unlike import UnlikeMoments
@@ -32,17 +33,20 @@ def heaviest_moment(
     shape: Shape,
     kind: DeviceKind,
     software: Software,
+    way: OnTheWay | None = None,
     besides: Sequence[Moment] = (),
     least: bool = False,
 ) -> dict[str, FloatArray]:
-    """The parts of the heaviest moment of a step on every rank, of `besides` too, by the names of Moment's.
+    """The parts of the heaviest moment of a step on every rank, of `besides` too, by the names of Moment's. Gradients
+    are on their `way` in some of them.
 
     At the `least`: of the one backward in which most plans have their peak, which is much sooner found.
     """
     if not software.eager:
         fused = _fused(found, entry, sizes=state_bytes(source.table), software=software)
         return _heaviest((*fused, *besides), like=entry.kept)
-    whole = Rows(setting=Setting.of(source.table, shape=shape, software=software), found=found, entry=entry)
+    setting = Setting.of(source.table, shape=shape, software=software)
+    whole = Rows(setting=setting, found=found, entry=entry, way=way)
     if least:
         told = EagerMoments(whole, kind=kind, software=software)
         usual = told.backward(usual_backward(whole))

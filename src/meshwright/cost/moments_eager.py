@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.cost.bucket_bytes import OnTheWay, pieces
 from meshwright.cost.holding import Held, Moment, StageHeld
 from meshwright.cost.peak_parts import Beside, Rows
 from meshwright.cost.software import Software
@@ -25,10 +26,11 @@ class EagerMoments:
     def __init__(self, at: Rows, *, kind: DeviceKind, software: Software) -> None:
         setting = at.setting
         self.found, self.fixed, self.kind, self.software = at.found, at.entry.fixed, kind, software
+        self.way = at.way
         self.master, self.compute, self.reduced = setting.master, setting.compute, setting.reduced
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
-        self.narrow, self.copied, self.splits = setting.narrow, setting.copied, setting.splits
+        self.narrow, self.copied, self.splits, self.read = setting.narrow, setting.copied, setting.splits, setting.read
         plain = 1.0 if kind is DeviceKind.CPU else 0.0
         # What came rounded is there beside what it is in full.
         self.received = np.where(setting.rounded > 0.0, 1.0 + setting.rounded / setting.reduced, plain)
@@ -44,6 +46,84 @@ class EagerMoments:
             yield from self._layers(at, told)
         if at.stage.embedding.any() or at.stage.tied.any():
             yield self._table(at, told)
+        if self.way is not None and (at.here & at.ends).any():
+            yield from self._setting_out(at, self.way)
+
+    def _setting_out(self, at: Beside, way: OnTheWay) -> Iterator[Moment]:
+        """Buckets of gradients set out: that of the head, of the first layer and of the last one, and of the table."""
+        told = self._at_end(at)
+        stage, head = at.stage, np.where(self._in_root(at.stage), 0.0, at.stage.head_made)
+        if stage.head.any():
+            yield self._head_out(at, told, way)
+        if stage.largest.any():
+            behind, others = at.kept - stage.head_kept, np.maximum(at.kept - stage.one_kept, 0.0)
+            yield told.moment(
+                np.maximum(behind - stage.largest_kept, 0.0),
+                np.where(self.sharded & ~self.splits, self.gathered * stage.largest + stage.ahead, 0.0)
+                + stage.largest_made * self._summed(at)
+                + way.layer
+                + self._gone(at, head),
+                done=head,
+                dropped=head + stage.largest_made,
+            )
+            inside = np.maximum(stage.made - stage.largest_made - self._last_unit(stage), 0.0)
+            yield told.moment(
+                others + stage.sent + stage.entered,
+                stage.largest_made * self._summed(at) + way.layer + self._gone(at, inside),
+                done=inside,
+                dropped=inside + stage.largest_made,
+            )
+        if stage.embedding.any() or stage.tied.any():
+            yield self._table_out(at, told, way)
+
+    def _at_end(self, at: Beside) -> Told:
+        """Of a backward that ends its stage, the only one that is told."""
+        ending = replace(at, here=at.here & at.ends)
+        return Told(ending, self.fixed + at.sends + self._root(at.stage), grown=self._grown(at), freed=self._freed(at))
+
+    def _head_out(self, at: Beside, told: Told, way: OnTheWay) -> Moment:
+        """The head's gradient is there; where it is sharded, what it was summed from too."""
+        stage, splits = at.stage, self.splits
+        behind = np.where(splits, at.kept - stage.one_kept + at.waits, at.kept - stage.head_kept)
+        alone = np.where(self._in_root(stage), 0.0, stage.head_made)
+        summed = np.where(splits, 0.0, self._ahead(stage)) + alone * self._summed(at, alone=True)
+        logits = np.where(splits & ~self.sharded, at.logits, at.logits - stage.one_logits)
+        whole = np.where(self.sharded, 0.0, stage.head_made)
+        return told.moment(
+            behind,
+            np.where(self.sharded, summed, stage.head_working) + way.head,
+            logits=logits,
+            done=whole,
+            dropped=alone,
+        )
+
+    def _table_out(self, at: Beside, told: Told, way: OnTheWay) -> Moment:
+        """As the head's, when all else is on its way."""
+        stage = at.stage
+        unit = self._last_unit(stage)
+        others, summed = np.maximum(stage.made - unit, 0.0), unit * self._summed(at, alone=stage.tied == 0.0)
+        return told.moment(
+            np.maximum(at.kept - stage.one_kept, 0.0) + stage.sent + stage.entered,
+            np.where(self.sharded, summed, 0.0) + way.table + self._gone(at, others),
+            done=np.where(self.sharded, others, stage.made),
+            dropped=stage.made,
+        )
+
+    def _gone(self, at: Beside, done: FloatArray) -> FloatArray:
+        """Bytes of buckets on their way when units that are `done` have their gradients in a stage's last backward."""
+        if self.way is None:
+            return np.zeros_like(done)
+        share = np.minimum(done / np.maximum(at.stage.made, 1.0), 1.0)
+        return np.where(at.ends, self.way.sent * share, 0.0)
+
+    def _summed(self, at: Beside, *, alone: BoolArray | bool = False) -> FloatArray:
+        """Bytes of a parameter of a sharded unit whose gradients are summed, beside sums that are whole: what is sent,
+        and this rank's part. Where it is `alone` in its unit it has its gradient until then (FSDP2 lets go of all but
+        the last, and of all where one rank has the whole)."""
+        summed, alone = at.sums & self.sums_whole, alone & (self.divided > 1.0)
+        given = np.where(alone, np.where(self.splits, self.reduced, self.compute), 0.0)
+        kept = np.where(summed, np.where(alone, 0.0, -self.reduced), given)
+        return np.where(self.sharded, self.reduced * (1.0 + 1.0 / self.divided) + kept, 0.0)
 
     def _head(self, at: Beside, told: Told) -> Iterator[Moment]:
         """Its product, which lets go of what it read before its gradient is widened, and its reduction."""
@@ -77,20 +157,21 @@ class EagerMoments:
         flies = np.where(self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0)
         # The layer whose backward comes next is gathered meanwhile, and what it kept comes back.
         several = stage.layers > 1.0
-        layer = self.gathered * stage.largest * (1.0 + several) + self.found.wire + self._layer(at) + waits
+        layer = self.gathered * stage.largest * (1.0 + several) + self._layer(at) + waits
         reduces = waits + self._reducing(stage.largest_made, stage.closing, at)
         alone = np.where(self._in_root(stage), 0.0, head)
-        yield told.moment(behind, layer + stage.ahead + flies * alone, done=head)
+        yield told.moment(behind, layer + stage.ahead + flies * alone + self._gone(at, alone), done=head)
         yield told.moment(
             np.maximum(behind - stage.largest_kept, 0.0),
-            np.where(self.splits, 0.0, self.gathered * stage.largest) + stage.ahead + reduces,
+            np.where(self.splits, 0.0, self.gathered * stage.largest) + stage.ahead + reduces + self._gone(at, alone),
             done=head,
             dropped=head + stage.largest_made,
         )
         before = np.where(several, stage.largest_made, alone)
-        yield told.moment(end + stage.largest_kept, layer + flies * before, done=inside)
+        gone = self._gone(at, inside)
+        yield told.moment(end + stage.largest_kept, layer + flies * before + gone, done=inside)
         end = others + stage.sent + stage.entered
-        yield told.moment(end, reduces, done=inside, dropped=inside + stage.largest_made)
+        yield told.moment(end, reduces + gone, done=inside, dropped=inside + stage.largest_made)
 
     def _table(self, at: Beside, told: Told) -> Moment:
         """The table's gradient is made whole; a tied head's part of it waits, and the sum of both is a third one."""
@@ -106,7 +187,7 @@ class EagerMoments:
             + np.where(self.sharded & ~self.sums_whole, 0.0, at.waits)
             + stage.sent
             + stage.entered,
-            np.where(self.sharded, reduced, whole),
+            np.where(self.sharded, reduced, whole) + self._gone(at, np.maximum(stage.made - unit, 0.0)),
             done=np.maximum(stage.made - unit, 0.0),
             dropped=stage.made,
         )
@@ -127,14 +208,16 @@ class EagerMoments:
             buffers=self.fixed + self.found.step,
             freed=self.found.gathered,
         )
+        meeting = [] if self.way is None else [replace(step, buffers=self.fixed + self.way.after)]
         if not entry.alone.any():
-            return [step]
+            return [step, *meeting]
         stage = entry.all_stages
-        layer = 2.0 * self._gathered_layer(stage) + self.found.wire + stage.working
+        layer = 2.0 * self._gathered_layer(stage) + stage.working
         gradients = np.where(entry.goes_on, self.found.summed, self.found.before)
         buffers = self.fixed + stage.sends + self._root(stage) + layer
         here = entry.alone > 0.0
-        return [step, Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers, here=here)]
+        alone = Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers, here=here)
+        return [step, *meeting, alone]
 
     def _loss(self, at: Beside, told: Told, *, here: BoolArray) -> Moment:
         """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax
@@ -203,18 +286,18 @@ class EagerMoments:
         self, parameters: FloatArray, latest: FloatArray, at: Beside, *, alone: BoolArray | bool = False
     ) -> FloatArray:
         """Bytes of a unit whose gradients are reduced, beside sums that are whole: as backward gave them beside the
-        copy that is sent, then that copy beside this rank's part and, rounded or on processors, what is received. A
-        parameter that is `alone` in its unit has its gradient until then (FSDP2 lets go of all but the last, and of all
-        where one rank has the whole). Halves of backwards give it in the precision that travels. Where sums are whole
-        until a stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
+        copy that is sent, then that copy beside this rank's part and, rounded or on processors, what is received; what
+        was rounded is read a piece at a time. Halves of backwards give it in the precision that travels. Where sums are
+        whole until a stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
         """
         if not self.sharded.any():
             return np.zeros_like(parameters)
-        summed, alone = at.sums & self.sums_whole, alone & (self.divided > 1.0)
-        given = np.where(summed, 0.0, np.where(self.splits, self.reduced, self.compute))
-        gone = np.where(summed, np.where(alone, 0.0, self.reduced), 0.0)
-        sent = self.reduced * (1.0 + self.received + 1.0 / self.divided) + np.where(alone, given, 0.0) - gone
-        sends = parameters * np.maximum(given + self.reduced, sent)
+        given = np.where(at.sums & self.sums_whole, 0.0, np.where(self.splits, self.reduced, self.compute))
+        sent = parameters * (self._summed(at, alone=alone) + self.reduced * self.received)
+        if self.read.any():
+            processor = self.kind is DeviceKind.CPU
+            sent = sent + self.read * pieces(parameters / self.divided, processor=processor)
+        sends = np.maximum(parameters * (given + self.reduced), sent)
         widens = (self.compute < self.reduced) & ~at.sums
         kept = np.where(widens, self.reduced * parameters + self.compute * latest, self.compute * parameters)
         return np.asarray(np.where(self.sharded, np.where(self.sums_whole & ~at.ends, kept, sends), 0.0))

@@ -24,9 +24,10 @@ _OF_LAYER = ("working", "ending", "mixing", "largest", "largest_made", "largest_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Behind:
-    """What backward has passed, shape (rows, ranks): bytes of gradients that have come, of whole parameters that are
-    gone and of activations, and those of the last unit's gradients, on their way."""
+    """What backward has passed, shape (rows, ranks): trained parameters, bytes of gradients that have come, of whole
+    parameters that are gone and of activations, and those of the last unit's gradients, on their way."""
 
+    made: FloatArray
     grown: FloatArray
     freed: FloatArray
     kept: FloatArray
@@ -49,9 +50,12 @@ class UnlikeMoments(EagerMoments):
             ahead = np.where(self.splits, 0.0, self._ahead(stage))
             yield from (replace(moment, buffers=moment.buffers + ahead) for moment in (product, formed))
             yield reduced
+            if self.way is not None:
+                yield head._head_out(at, head._at_end(at), self.way)
         # A tied head is in the stage's root, whose gradients and parameters go last.
         alone = np.where(self._in_root(stage), 0.0, stage.head_made)
         behind = _Behind(
+            made=alone,
             grown=head._grown(at) * alone,
             freed=head._freed(at) * alone,
             kept=stage.head_kept + 0.0 * alone,
@@ -65,7 +69,7 @@ class UnlikeMoments(EagerMoments):
         if stage.embedding.any() or stage.tied.any():
             table = self._under(unlike.table)
             root = head if stage.tied.any() else table
-            yield root._end(at, behind, buffers=self.fixed + at.sends + self._root(stage))
+            yield from root._end(at, behind, buffers=self.fixed + at.sends + self._root(stage))
 
     def _run(
         self, at: Beside, run: LayerRun, behind: _Behind, *, after: FloatArray, buffers: FloatArray
@@ -76,7 +80,7 @@ class UnlikeMoments(EagerMoments):
         inside = replace(at, stage=stage, here=at.here & (run.number > 0.0))
         grown, freed, several = self._grown(at), self._freed(at), run.number > 1.0
         own, left = self.gathered * run.largest, at.logits - at.stage.one_logits
-        layer = own + self.found.wire + self._layer(inside) + buffers
+        layer = own + self._layer(inside) + buffers
         reduces = self._reducing(run.largest_made, run.closing, inside) + buffers
         ahead = np.where(several, own, after)
 
@@ -85,7 +89,7 @@ class UnlikeMoments(EagerMoments):
                 gradients=at.gradients + behind.grown + grown * done * run.largest_made,
                 activations=np.maximum(at.kept - behind.kept - kept * run.largest_kept, 0.0),
                 logits=left,
-                buffers=held,
+                buffers=held + self._gone(at, behind.made + done * run.largest_made),
                 freed=at.freed + behind.freed + freed * dropped * run.largest_made,
                 here=inside.here,
             )
@@ -98,22 +102,41 @@ class UnlikeMoments(EagerMoments):
         yield replace(moment(one, one, one, layer + own + own_flying), here=inside.here & (run.number > 2.0))
         yield moment(all_ - 1.0, all_ - 1.0, all_ - 1.0, layer + after + flying)
         yield moment(all_ - 1.0, all_, all_, reduces + np.where(self.splits, 0.0, after))
+        if self.way is not None:
+            out = run.largest_made * self._summed(inside) + self.way.layer + buffers
+            first = moment(none, one, one, out + np.where(self.splits, 0.0, ahead))
+            last = moment(all_ - 1.0, all_, all_, out + np.where(self.splits, 0.0, after))
+            yield from (replace(entry, here=inside.here & at.ends) for entry in (first, last))
 
     def _passed(self, at: Beside, run: LayerRun, behind: _Behind) -> _Behind:
         """As `behind`, the run with it."""
         made = run.number * run.largest_made
         return _Behind(
+            made=behind.made + made,
             grown=behind.grown + self._grown(at) * made,
             freed=behind.freed + self._freed(at) * made,
             kept=behind.kept + run.number * run.largest_kept,
             flying=np.where(run.number > 0.0, self._flies(at) * run.largest_made, behind.flying),
         )
 
-    def _end(self, at: Beside, behind: _Behind, *, buffers: FloatArray) -> Moment:
+    def _end(self, at: Beside, behind: _Behind, *, buffers: FloatArray) -> Iterator[Moment]:
         """The table's gradient, when all else is behind."""
-        stage = replace(at.stage, made=self._last_unit(at.stage))
-        last = replace(at, stage=stage, gradients=at.gradients + behind.grown, freed=at.freed + behind.freed)
-        return self._table(last, Told(last, buffers, grown=self._grown(at), freed=self._freed(at)))
+        unit = self._last_unit(at.stage)
+        last = replace(
+            at,
+            stage=replace(at.stage, made=unit),
+            gradients=at.gradients + behind.grown,
+            freed=at.freed + behind.freed,
+        )
+        told = Told(
+            last,
+            buffers + self._gone(at, np.maximum(at.stage.made - unit, 0.0)),
+            grown=self._grown(at),
+            freed=self._freed(at),
+        )
+        yield self._table(last, told)
+        if self.way is not None:
+            yield replace(self._table_out(last, told, self.way), here=at.here & at.ends)
 
     def _under(self, way: LayerRun | End) -> UnlikeMoments:
         """The same of blocks that are sharded so. Where one rank has all of a block, FSDP2 divides a copy of its

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from meshwright.cost.bucket_bytes import READ_BYTES, OnTheWay
 from meshwright.cost.holding import Held, StageHeld, in_turns, splits
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
@@ -30,10 +31,11 @@ class Setting:
     """What decides how long what lives, shape (rows, 1).
 
     Bytes of a parameter: `master`, `compute`, `reduced` as it is summed, `rounded` as it travels where that is in fewer
-    bits (or 0), `narrow` of a gradient that is widened, `copied` of a matrix's own copy, which is gone by then,
-    `gathered` for a pass, and `dropped` when its stage ends. All passes of a stage in a row have what is gathered where
-    it is `shared`. Whole gradients are summed until a stage ends where it `sums_whole`. The stages of a rank end one
-    after another `in_turns`; the only stage of one that `splits` has halves of backwards.
+    bits (or 0), and `read` beside one that is read then, `narrow` of a gradient that is widened, `copied` of a matrix's
+    own copy, which is gone by then, `gathered` for a pass, and `dropped` when its stage ends. All passes of a stage in
+    a row have what is gathered where it is `shared`. Whole gradients are summed until a stage ends where it
+    `sums_whole`. The stages of a rank end one after another `in_turns`; the only stage of one that `splits` has halves
+    of backwards.
     """
 
     microbatches: FloatArray
@@ -49,6 +51,7 @@ class Setting:
     compute: FloatArray
     reduced: FloatArray
     rounded: FloatArray
+    read: FloatArray
     narrow: FloatArray
     copied: FloatArray
     gathered: FloatArray
@@ -76,6 +79,7 @@ class Setting:
             "compute": compute,
             "reduced": np.where(rounded > 0.0, sizes.master, sizes.reduced),
             "rounded": rounded,
+            "read": np.asarray(READ_BYTES)[table.gradient_precision],
             "narrow": narrow,
             "copied": narrow if software.casts_each_pass else 0.0 * narrow,
             "gathered": np.where(zero3 & ~shared, compute, 0.0),
@@ -87,11 +91,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Some rows: their settings, states and what they hold."""
+    """Some rows: their settings, states, what they hold, and what gradients take on their `way`, where some do."""
 
     setting: Setting
     found: States
     entry: Held
+    way: OnTheWay | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

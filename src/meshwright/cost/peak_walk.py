@@ -30,6 +30,8 @@ def needs(at: Rows, *, unlike: BoolArray) -> IntArray:
     turns, first = setting.in_turns[:, 0], setting.breadth_first[:, 0]
     begins = (~entry.goes_on | (setting.microbatches == 1.0)).any(axis=1)
     ends = setting.sums_whole[:, 0] | unlike
+    if at.way is not None:
+        ends = ends | (at.way.sent > 0.0).any(axis=1)
     steady = entry.goes_on.any(axis=1) & ~first
     apart = turns & (first | begins | ends)
     together = ~turns | steady

@@ -87,10 +87,9 @@ class States:
     """Bytes of parameters, optimizer state and gradients of every rank, shape (rows, ranks).
 
     Gradients that exist `before` a step's first backward, `summed` over microbatches once there are any, and `after`
-    the last one; `wire` holds gradients on their way in less precision, and `step` what the optimizer needs for a
-    moment. Of the parameters those `gathered` are copies of what other ranks own, which are dropped as backwards end;
-    `share` is the part of a trained parameter whose gradient is here in the end. `left` of the gradients is what
-    rounding or compressing them leaves from step to step.
+    the last one; `step` is what the optimizer needs for a moment. Of the parameters those `gathered` are copies of what
+    other ranks own, which are dropped as backwards end; `share` is the part of a trained parameter whose gradient is
+    here in the end. `left` of the gradients is what rounding or compressing them leaves from step to step.
     """
 
     parameters: FloatArray
@@ -98,7 +97,6 @@ class States:
     before: FloatArray
     summed: FloatArray
     after: FloatArray
-    wire: FloatArray
     step: FloatArray
     gathered: FloatArray
     share: FloatArray
@@ -134,12 +132,9 @@ def without_parameters(found: States, away: BoolArray, *, table: PlanTable, loca
 def _masters(table: PlanTable, local: Local) -> States:
     """Parameters are the optimizer's masters; zero1 sums whole gradients until it scatters them once."""
     sizes = state_bytes(table)
-    master, compute, reduced = (size[:, None] for size in (sizes.master, sizes.compute, sizes.reduced))
-    sharded = (table.sharding > 0)[:, None]
+    master, compute = (size[:, None] for size in (sizes.master, sizes.compute))
+    sharded, left = (table.sharding > 0)[:, None], local.left
     bucketed = ~sharded & ((table.meeting * table.context)[:, None] > 1)
-    rounded, left = _COMPRESSED[table.gradient_precision][:, None], local.left
-    # Gradients of bf16 travel in fp32 unless the plan says less.
-    rounds = (table.master is Master.BF16_STOCHASTIC) & (reduced > master)
     share = (local.summed + local.trained_owned - local.summed_owned) * master
     return States(
         parameters=local.owned * master + local.stays * compute,
@@ -148,8 +143,6 @@ def _masters(table: PlanTable, local: Local) -> States:
         before=np.where(bucketed, share, 0.0) + left,
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
-        wire=np.where(bucketed & ((reduced < master) | rounds), local.trained * reduced, 0.0)
-        + np.where(sharded & rounded, local.repeated * reduced, 0.0),
         gathered=local.stays * compute,
         share=local.trained_owned / np.maximum(local.trained, 1.0),
         left=left,
@@ -197,7 +190,6 @@ def _with_copies(table: PlanTable, local: Local, *, software: Software, device: 
         before=gradients,
         summed=gradients,
         after=gradients + np.where(added < master, local.trained_owned * master, 0.0),
-        wire=np.zeros_like(gradients),
         gathered=np.zeros_like(gradients),
         share=np.ones_like(gradients),
     )

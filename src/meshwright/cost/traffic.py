@@ -14,7 +14,7 @@ from meshwright.cost.traffic_compression import of_bucket
 from meshwright.cost.traffic_groups import Group, along, grid_groups
 from meshwright.cost.traffic_muon import exchanges
 from meshwright.cost.traffic_parameters import Held, Part, Unit, buckets, held, summands
-from meshwright.cost.traffic_rounds import round_traffic
+from meshwright.cost.traffic_rounds import agreed_bytes, round_traffic
 from meshwright.cost.traffic_turns import gathers, scatters
 from meshwright.schedule import planned
 from meshwright.spec.blocks import Mixture
@@ -42,16 +42,22 @@ class Traffic:
 
 def traffic(design: Design, *, rank: int) -> Traffic:
     """What the first data, context and tensor rank of pipeline rank `rank` sends in one step; of a learner, what one
-    sends inside it, and its share of a round.
+    sends inside it, and its shares of a round and of what learners tell each other.
 
     Every expert is taken to be chosen as often as the others.
     """
-    plan = design.plan
-    found = _Rank(replace(design, plan=plan.of_learner()), rank).found()
-    for each in round_traffic(design, rank=plan.first_rank_of(rank)):
-        if each.fragment is not None:
-            share = each.calls / plan.gradients.rounds.every
-            found.add(LineName.OUTER, each.operation, AxisName.REPLICATE, each=each.bytes, calls=share)
+    plan, own = design.plan, design.plan.of_learner()
+    found = _Rank(replace(design, plan=own), rank).found()
+    if plan.learners == 1:
+        return found
+    first, every = plan.first_rank_of(rank), plan.gradients.rounds.every
+    for each in round_traffic(design, rank=first):
+        line = LineName.OTHER if each.fragment is None else LineName.OUTER
+        found.add(line, each.operation, AxisName.REPLICATE, each=each.bytes, calls=each.calls / every)
+    among = along(own, *(axis.name for axis in own.axes))
+    if among.size > 1:
+        agreed = agreed_bytes(design, rank=first)
+        found.add(LineName.OUTER, "all_reduce", *among.axes, each=agreed, calls=1.0 / every)
     return found
 
 

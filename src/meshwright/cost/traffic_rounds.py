@@ -7,9 +7,14 @@ from dataclasses import dataclass, replace
 
 from meshwright.cost.holdings import PARAMETERS, Contents, holdings
 from meshwright.spec.cluster import Precision
-from meshwright.spec.plan import Design, Plan
-from meshwright.spec.synchronize import PACKINGS, TOLD_BYTES, TOLD_EVERY, dealt
+from meshwright.spec.plan import AxisName, Design, Plan
+from meshwright.spec.report import LineName
+from meshwright.spec.synchronize import PACKINGS, TOLD_BYTES, TOLD_EVERY, SyncKind, dealt
 from meshwright.spec.tensors import prefix, tensors
+
+# What learners tell each other is all that crosses them beside fragments.
+TELLING = f"{LineName.OTHER.value}|all_reduce|{AxisName.REPLICATE.value}"
+_STEPS_BYTES = 8.0  # of a number of steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +34,8 @@ class RoundCollective:
 def round_traffic(design: Design, *, rank: int) -> tuple[RoundCollective, ...]:
     """What `rank` sends in one round to meet those that hold the same in other learners; () where there is one.
 
-    Fragments are whole blocks of the model; of one that the rank holds nothing of it sends nothing.
+    Fragments are whole blocks of the model; of one that the rank holds nothing of it sends nothing. Where a quorum ends
+    rounds, learners tell each other nothing in a group.
     """
     plan = design.plan
     if plan.learners == 1:
@@ -41,8 +47,38 @@ def round_traffic(design: Design, *, rank: int) -> tuple[RoundCollective, ...]:
             RoundCollective(operation=operation, ranks=peers, bytes=each, fragment=fragment)
             for operation, each in _sent(elements, learners=plan.learners, precision=rounds.precision)
         ]
+    if rounds.quorum:
+        return tuple(found)
     told = rounds.every / min(rounds.every, TOLD_EVERY)
     return (*found, RoundCollective(operation="all_reduce", ranks=peers, bytes=float(TOLD_BYTES), calls=told))
+
+
+def agreed_bytes(design: Design, *, rank: int) -> float:
+    """Bytes of what the ranks of one learner sum among themselves in a round, as `rank` takes part in it: co2's two
+    norms of every fragment, and how many steps a round is to have, where that may change."""
+    gradients, norms = design.plan.gradients, 0.0
+    if gradients.kind is SyncKind.CO2:
+        parts = sum(elements > 0 for elements in fragment_elements(design, rank=rank))
+        wide = 8.0 if design.plan.first_group.precision is Precision.FP64 else 4.0
+        norms = 2.0 * wide * parts
+    return norms + (0.0 if most_every(design) is None else _STEPS_BYTES)
+
+
+def most_every(design: Design) -> int | None:
+    """The longest round that a run may take of itself; None where its rounds are the plan's, or nobody is met."""
+    asked = design.job.synchronize
+    kept = design.job.deterministic or design.plan.gradients.rounds.quorum > 0
+    free = asked.kinds and not asked.every and not kept and design.plan.learners > 1
+    return asked.most_every if free else None
+
+
+def steps_between(plan: Plan, line: str) -> int:
+    """Steps from one time that learners of `plan` send what is on `line|operation|axes` to the next; 1 of what is sent
+    in every step."""
+    every = plan.gradients.rounds.every if plan.learners > 1 else 1
+    if line == TELLING:
+        return min(every, TOLD_EVERY)
+    return every if line.startswith(LineName.OUTER.value) else 1
 
 
 def ranks_across(plan: Plan, rank: int) -> tuple[int, ...]:

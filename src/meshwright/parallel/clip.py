@@ -24,7 +24,7 @@ def gradient_norm(parameters: dict[str, nn.Parameter], *, mesh: Mesh, device: to
     counted = [
         local_part(parameter.grad)
         for name, parameter in parameters.items()
-        if parameter.grad is not None and _is_first_copy(name, parameter, mesh)
+        if parameter.grad is not None and is_first_copy(name, parameter, mesh)
     ]
     total = torch.zeros((), dtype=torch.float64, device=device)
     if counted:
@@ -57,7 +57,7 @@ def local_part(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def _is_first_copy(name: str, parameter: Tensor, mesh: Mesh) -> bool:
+def is_first_copy(name: str, parameter: Tensor, mesh: Mesh) -> bool:
     """This rank stands first on each axis along which `parameter` is repeated."""
     divided, extent = set[str](), dict[str, int]()
     of_tensor = mesh.tensor_places

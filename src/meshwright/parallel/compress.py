@@ -19,12 +19,9 @@ from torch import Tensor
 
 from meshwright.parallel.torch_compat import all_gather_single
 from meshwright.parallel.wire import Wire
-from meshwright.spec.synchronize import BLOCK, SCALE_BYTES
+from meshwright.spec.synchronize import BLOCK, CACHED_ELEMENTS, PIECE_ELEMENTS, PIECES, SCALE_BYTES
 
 _TOGETHER = 0x0102040810204080
-# Elements that are rounded at once: on a processor as many as stay in its caches with a copy, elsewhere as many as make
-# starting kernels cheap and copies small; and into how many pieces a part is cut at the most.
-_CACHED, _PIECE, _PIECES = 2**17, 2**22, 256
 
 
 class Rounding:
@@ -38,7 +35,8 @@ class Rounding:
         each = wire.packing.filled(-(-size // parts))
         self._head = self._bytes - each // wire.together
         self.left = torch.zeros(parts, each, dtype=dtype, device=device)
-        self._piece = max(_CACHED if device.type == "cpu" else _PIECE, -(-each // _PIECES // BLOCK) * BLOCK)
+        least = CACHED_ELEMENTS if device.type == "cpu" else PIECE_ELEMENTS
+        self._piece = max(least, -(-each // PIECES // BLOCK) * BLOCK)
 
     def pack(self, flat: Tensor) -> Tensor:
         """Bytes (parts, those of a part) of flat (size,) with what was left before; the rest is left."""

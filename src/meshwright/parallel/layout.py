@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from meshwright.nn import Decoder, token_losses
 from meshwright.nn.loss import Vocabulary
 from meshwright.parallel.balance import Balance
-from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
+from meshwright.parallel.clip import gradient_norm, is_first_copy, local_part, scale_gradients
 from meshwright.parallel.collectives import exchange
 from meshwright.parallel.context import ContextShare
 from meshwright.parallel.grid import TensorRanks
@@ -147,6 +147,11 @@ class Laid:
             copies = {f"{place}.{name}": p for place, (name, p) in enumerate(self.named_parameters())}
             scale_gradients(copies, norm=norm, max_norm=max_norm)
         return norm
+
+    def first_copies(self) -> list[nn.Parameter]:
+        """Those of this rank whose elements it counts where each of the whole model is to count once."""
+        held = [pair for part in self._parted for pair in self._counted(part)]
+        return [parameter for name, parameter in held if is_first_copy(name, parameter, self.mesh)]
 
     def undo(self) -> None:
         """What the last step left besides gradients is as before it: biases of routers.

@@ -154,7 +154,8 @@ class AcpSgdReduction:
         summed.copy_(self._sent[: summed.numel()])
         made = self._pieces.shaped(summed, self._of)
         for m, x, given in zip(self._pieces.matrices(flat), made, self._given, strict=True):
-            m.copy_(x @ given.mT if self._of == "left" else given @ x.mT)
+            left, right = (x, given) if self._of == "left" else (given, x)
+            torch.matmul(left, right.mT, out=m)
         _put(self._pieces.of(flat), self._sent[summed.numel() :])
         self._sent, self._work, self._given = None, None, []
 

@@ -11,6 +11,7 @@ from typing import Any
 from meshwright import cost, search
 from meshwright.cost.fixed_buffers import workspace_bytes
 from meshwright.cost.software import software
+from meshwright.cost.traffic_rounds import steps_between
 from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.worker import PRELOADED, count_ranks
@@ -171,9 +172,9 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
 
 
 def of_one_step(design: Design, counted: Mapping[str, float]) -> dict[str, float]:
-    """Bytes by `line|operation|axes` of a step, of which a round of learners that was `counted` whole is a share."""
-    every = design.plan.gradients.rounds.every if design.plan.learners > 1 else 1
-    return {name: size / (every if name.startswith(LineName.OUTER) else 1) for name, size in counted.items()}
+    """Bytes by `line|operation|axes` of a step, of which a round of learners that was `counted` whole is a share, and
+    what they told each other once."""
+    return {name: size / steps_between(design.plan, name) for name, size in counted.items()}
 
 
 def _collectives(calls: Mapping[str, float], moved: Mapping[str, float], origin: Origin) -> list[Line]:

@@ -13,6 +13,9 @@ from meshwright.spec.compression import COMPRESSIONS, Compression
 
 SCALE_BYTES = 4  # of every part that travels in eight bits, or as signs
 BLOCK = 128  # elements that have one scale of two bytes in four bits
+# Elements that are rounded at once: on a processor as many as stay in its caches with a copy, elsewhere as many as make
+# starting kernels cheap and copies small; and into how many pieces a part is cut at the most.
+CACHED_ELEMENTS, PIECE_ELEMENTS, PIECES = 2**17, 2**22, 256
 TOLD_EVERY = 16  # steps at the most between two times that learners tell each other how they are
 TOLD_BYTES = 56  # of the seven whole numbers that they tell
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +40,12 @@ class Flat:
         for (_, x), piece in zip(self._named, flat.split(self._sizes), strict=True):
             held = local_part(x.detach())
             held.copy_(piece.view_as(held))
+
+    def square(self, flat: Tensor, *, of: Collection[Tensor]) -> Tensor:
+        """The sum of squares of what `flat` (numel,) holds of the parameters `of`."""
+        pieces = zip(self._named, flat.split(self._sizes), strict=True)
+        norms = [torch.linalg.vector_norm(piece) for (_, x), piece in pieces if x in of]
+        return torch.stack(norms).square().sum() if norms else flat.new_zeros(())
 
     def views(self, flat: Tensor) -> list[tuple[str, Tensor]]:
         """`flat` (numel,) by the names of the parameters and laid out as they are; the same memory."""

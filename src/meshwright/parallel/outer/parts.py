@@ -28,7 +28,7 @@ def fragments_of(
     rounds = gradients.rounds
     trained = [(name, x) for name, x in laid.named_parameters() if x.requires_grad]
     parts = dealt([block.parameters for block in model.blocks], parts=rounds.fragments)
-    found = []
+    counted, found = set(laid.first_copies()), []
     for index, blocks in enumerate(parts):
         flat = Flat([(name, x) for name, x in trained if block_of(name, model) in blocks])
         if not flat.numel:
@@ -38,7 +38,7 @@ def fragments_of(
                 flat,
                 number=index,
                 pace=pace,
-                update=build_update(gradients.kind, rounds, total=total),
+                update=build_update(gradients.kind, rounds, total=total, square=partial(flat.square, of=counted)),
                 average=partial(build_average, group=across, precision=rounds.precision),
                 remembers=design.job.elastic.on and rounds.delay > 0,
             )

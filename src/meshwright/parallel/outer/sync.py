@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.cost.learner_holdings import Origins
+from meshwright.cost.traffic_rounds import most_every
 from meshwright.parallel.layout import Laid
 from meshwright.parallel.outer.flat import Flat
 from meshwright.parallel.outer.fragment import Fragment
@@ -65,7 +66,7 @@ class OuterSync:
             kind=self.gradients.kind,
             rounds=self.gradients.rounds,
             learners=learners.count,
-            most_every=_most_every(design),
+            most_every=most_every(design),
         )
         self._fragments = self._parts(design, laid)
         self._rows = design.plan.batch // learners.count
@@ -253,8 +254,8 @@ class OuterSync:
             self.shares.inherit(told["shares"], origins)
 
     def meet_once(self) -> None:
-        """Every fragment sets out and lands once, as in a round; the largest is away afterwards where it comes late.
-        Collective."""
+        """Every fragment sets out and lands once, as in a round, and learners tell each other how they are; the largest
+        is away afterwards where it comes late. Collective."""
         ranked = sorted(self._fragments, key=lambda fragment: fragment.flat.numel)
         before, last = ranked[:-1], ranked[-1:]
         for fragment in last if before else ():
@@ -264,6 +265,11 @@ class OuterSync:
             fragment.land()
         for fragment in last:
             fragment.meet(0, lands=fragment.is_away, departs=True)
+        if self.quorum is None:
+            self._most_of_learner(0)
+            self._telling.tell(self._said())
+            self._telling.wait()
+            self._telling.forget()
 
     def drain(self) -> None:
         """Nothing of this rank is on the network. Collective."""
@@ -371,16 +377,18 @@ class OuterSync:
             if self.told_at > self.pace.origin:
                 self._told_needed = heard.needed
             self._changes = self._changes or heard.asked == _CHANGE
-        said = Said(
+        self._telling.tell(self._said())
+        self._asked, self._spoilt, self.told_at = _NOTHING, False, step
+        return None if heard is None else Met(stop=heard.asked == _STOP, spoilt=heard.spoilt)
+
+    def _said(self) -> Said:
+        return Said(
             asked=self._asked,
             spoilt=self._spoilt,
             needed=self._needed,
             fingerprint=self._fingerprint(),
             landings=sum(fragment.landings for fragment in self._fragments),
         )
-        self._telling.tell(said)
-        self._asked, self._spoilt, self.told_at = _NOTHING, False, step
-        return None if heard is None else Met(stop=heard.asked == _STOP, spoilt=heard.spoilt)
 
 
 def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder: Recorder) -> OuterSync | None:
@@ -388,11 +396,3 @@ def build_outer_sync(design: Design, *, laid: Laid, learners: Learners, recorder
     if learners.across is None:
         return None
     return OuterSync(design, laid=laid, learners=learners, recorder=recorder)
-
-
-def _most_every(design: Design) -> int | None:
-    """The longest round that the run may take of itself; None where its rounds are the plan's, or nobody is met."""
-    asked = design.job.synchronize
-    kept = design.job.deterministic or design.plan.gradients.rounds.quorum > 0
-    free = asked.kinds and not asked.every and not kept and design.plan.learners > 1
-    return asked.most_every if free else None

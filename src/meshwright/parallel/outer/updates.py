@@ -12,6 +12,9 @@ from torch import Tensor
 from meshwright.spec.synchronize import Rounds, SyncKind
 
 Total = Callable[[Tensor], Tensor]  # a number summed over all that the ranks of one learner hold
+Square = Callable[
+    [Tensor], Tensor
+]  # the sum of squares of what this rank counts of a flat tensor, (), in a learner once
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,29 +70,29 @@ class StaleGap:
     """CO2 (2401.16265): a change of the round before is divided by how stale it is, and an outer step is clipped.
 
     The gap is one and `penalty` times how far the anchor has moved since that change was measured, over how far the
-    last outer step moved it; the norms are of the whole model.
+    last outer step moved it; the norms are of the whole model, in which what several ranks hold counts once.
     """
 
     keeps_momentum, keeps_sent, sets_out_first, mixes = True, False, True, False
 
-    def __init__(self, rounds: Rounds, *, total: Total) -> None:
-        self._rounds, self._total = rounds, total
+    def __init__(self, rounds: Rounds, *, total: Total, square: Square) -> None:
+        self._rounds, self._total, self._square = rounds, total, square
 
     def land(self, held: Held, own: Tensor, change: Tensor, *, learning_rate: float) -> Tensor:
         rounds, momentum = self._rounds, held.momentum
         assert momentum is not None
         last = momentum.clamp(-rounds.clip, rounds.clip).mul_(learning_rate)
-        step = torch.linalg.vector_norm(last)
-        moved = torch.linalg.vector_norm(last.sub_(change))
-        moved, step = self._total(torch.stack([moved, step]).square()).sqrt()
+        step = self._square(last)
+        moved = self._square(last.sub_(change))
+        moved, step = self._total(torch.stack([moved, step])).sqrt()
         gap = 1.0 + torch.where(step > 0.0, rounds.penalty * moved / step, 0.0)
         momentum.mul_(rounds.momentum).add_(change.div_(gap))
         held.anchor.sub_(torch.clamp(momentum, -rounds.clip, rounds.clip, out=last), alpha=learning_rate)
         return held.anchor
 
 
-def build_update(kind: SyncKind, rounds: Rounds, *, total: Total) -> Update:
-    """The rule of `kind`; `total` sums over the ranks of one learner."""
+def build_update(kind: SyncKind, rounds: Rounds, *, total: Total, square: Square) -> Update:
+    """The rule of `kind`; `total` sums over the ranks of one learner what each counts."""
     if kind is SyncKind.CO2:
-        return StaleGap(rounds, total=total)
+        return StaleGap(rounds, total=total, square=square)
     return Nesterov(rounds, own_progress=kind is SyncKind.EAGER)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.parallel.outer.learners import MEETING
 from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.kernels import flops_of, multiplies
 from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode
@@ -62,7 +63,7 @@ class StepCounter(MemoryTracker):
             vocab=local_vocab(design, rank=dist.get_rank() if dist.is_initialized() else 0),
             gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
         )
-        self.forms_gradients = False
+        self.forms_gradients = self._meets = False
         self._plan = plan
         self._mode = fake_mode()
         self._has_host = device != "cpu"
@@ -108,6 +109,13 @@ class StepCounter(MemoryTracker):
     def watching(self) -> Iterator[StepCounter]:
         with super().watching():
             yield self
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """What is sent inside is of a round of learners, but for what they tell each other."""
+        self._meets = True
+        yield
+        self._meets = False
 
     def _note(self, entry: Followed, change: int) -> None:
         self._raw.append((entry, Event(Kind.MEMORY, "", float(change))))
@@ -195,7 +203,9 @@ class StepCounter(MemoryTracker):
             return
         num_bytes = whole_bytes(args, result)
         axes = self._axes(group)
-        line = line_of(operation, axes=axes, num_bytes=num_bytes, described=group.group_desc, counts=only_counts(args))
+        described = group.group_desc
+        line = line_of(operation, axes=axes, num_bytes=num_bytes, described=described, counts=only_counts(args))
+        line = LineName.OUTER if self._meets and described != MEETING else line
         what = f"{line.value}|{operation}|{'+'.join(sorted(axes))}"
         self._raw.append((None, Event(Kind.COLLECTIVE, what, float(num_bytes))))
         if operation == "recv" and line is LineName.TRANSFER:

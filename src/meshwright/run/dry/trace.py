@@ -64,7 +64,8 @@ def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
         counter.mark("held")
         _step(laid, optimizer, batch, clip_norm=job.optimizer.clip_norm, marks=marks)
         if outer is not None:
-            outer.meet_once()
+            with counter.meeting():
+                outer.meet_once()
             marks.mark("meeting")
     return counter.events()
 
