@@ -1,7 +1,7 @@
 """How many drawn plans a second the parity machine checks at four ranks: reference, layout, a step and comparison.
 
 Draws are those of tests/parallel at four ranks, with the tiny model of two layers for theirs and no grid of experts.
-Each is checked once before it is timed, so that process groups stand.
+The first time that each is checked, process groups are formed and workers start; the target is of the later ones.
 """
 
 from __future__ import annotations
@@ -49,21 +49,24 @@ def main() -> None:
     every = [draw for draw in drawing.legal(400, seed=4) if draw.ranks == RANKS]
     chosen = sorted(dict.fromkeys(filter(None, map(on_the_tiny_model, every))), key=lambda draw: str(draw.axes))
     pool, seconds = Pool(), dict[str, list[float]]()
-    for turn in range(ROUNDS + 1):
+    for _ in range(1 + ROUNDS):
         for draw in chosen:
             start = time.perf_counter()
             reproduce.check(pool, draw)
-            if turn:
-                seconds.setdefault(str(draw), []).append(time.perf_counter() - start)
+            seconds.setdefault(str(draw), []).append(time.perf_counter() - start)
     pool.close()
-    rates = [len(chosen) / sum(values[turn] for values in seconds.values()) for turn in range(ROUNDS)]
-    row = record.Row(
-        name=f"{len(chosen)} plans of {RANKS} ranks of the tiny model",
-        target=f">= {TARGET:.0f} a second",
-        measured=f"{statistics.median(rates):.2f} a second",
-        holds=statistics.median(rates) >= TARGET,
-    )
-    record.finish("parity", [row], seconds)
+    first, *later = (len(chosen) / sum(values[turn] for values in seconds.values()) for turn in range(1 + ROUNDS))
+    plans = f"{len(chosen)} plans of {RANKS} ranks of the tiny model"
+    rows = [
+        record.Row(
+            name=plans,
+            target=f">= {TARGET:.0f} a second",
+            measured=f"{statistics.median(later):.2f} a second",
+            holds=statistics.median(later) >= TARGET,
+        ),
+        record.Row(name=f"{plans}, the first time", target="none", measured=f"{first:.2f} a second", holds=True),
+    ]
+    record.finish("parity", rows, seconds)
 
 
 if __name__ == "__main__":

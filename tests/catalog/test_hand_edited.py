@@ -87,6 +87,7 @@ def edited(document: dict[str, Any], path: str, value: Any) -> str:
         (f"{GROUP}.device.memory_bytes", -1, "-1.0 is not positive"),
         (f"{GROUP}.device.peak_flops.bf16", NAN, "nan is not a finite number"),
         (f"{GROUP}.device.launch_seconds", HUGE, "is more than any machine has"),
+        (f"{GROUP}.cores", 10**9, "is more than any machine has"),
         (f"{GROUP}.device.usable_fraction", 3, "3.0 is not a share above 0 and up to 1"),
         (f"{GROUP}.device.tiles.sizes", [], "tiles.sizes: is empty"),
         (f"{GROUP}.device.tiles.sizes", [[0, 0]], "0 is not positive"),

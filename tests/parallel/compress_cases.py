@@ -16,7 +16,8 @@ from meshwright.parallel import lay, relocate, stored
 from meshwright.parallel.clip import local_part
 from meshwright.spec.plan import Design
 from tests.parallel.move_cases import Runner, runner, sequences
-from tests.parallel.parity_cases import SEED, mesh_over, whole
+from tests.parallel.parity_cases import SEED, whole
+from tests.support.meshes import mesh_over
 
 
 def steps_without_update(design: Design, count: int) -> tuple[dict[str, Any], dict[str, Any], float]:

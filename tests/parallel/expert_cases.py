@@ -12,7 +12,8 @@ from meshwright.parallel import lay
 from meshwright.parallel.experts import mixture_of
 from meshwright.spec.plan import Design
 from meshwright.train.observe.collectives import CollectiveTimer
-from tests.parallel.parity_cases import SEED, mesh_over, whole
+from tests.parallel.parity_cases import SEED, whole
+from tests.support.meshes import mesh_over
 
 
 def routed(chosen: Tensor, *, experts: int) -> Routed:

@@ -15,7 +15,8 @@ from meshwright.parallel.clip import local_part
 from meshwright.parallel.shards import held_part
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import AxisName, Design
-from tests.parallel.parity_cases import SEED, mesh_over
+from tests.parallel.parity_cases import SEED
+from tests.support.meshes import mesh_over
 
 STEPS = 3
 

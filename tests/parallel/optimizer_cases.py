@@ -17,8 +17,9 @@ from meshwright.parallel.clip import local_part
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Optimizer
 from meshwright.spec.plan import AxisName, Design
-from tests.parallel.parity_cases import SEED, Documents, batch, mesh_over, whole
+from tests.parallel.parity_cases import SEED, Documents, batch, whole
 from tests.parallel.reference_optimizers import update
+from tests.support.meshes import mesh_over
 
 STEPS = 3
 

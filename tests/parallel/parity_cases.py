@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,21 +17,21 @@ from torch.nn import functional
 from meshwright.nn import Decoder, initialize
 from meshwright.nn.context import Context
 from meshwright.nn.mixture import MixtureOfExperts
-from meshwright.parallel import Mesh, build_mesh, build_optimizer, lay
+from meshwright.parallel import build_optimizer, lay
 from meshwright.parallel.optimizer import block_of
-from meshwright.parallel.torch_compat import forget_layouts
+from meshwright.parallel.shards import held_start
 from meshwright.spec.job import DataSpec, Source
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Optimizer, OptimizerSpec
-from meshwright.spec.plan import AxisName, Design, Offload, Plan
+from meshwright.spec.plan import Design, Offload, Plan
 from meshwright.spec.targets import MASKED
 from meshwright.train.feed import Feed
 from tests.parallel.offload_cases import copying
 from tests.parallel.reference_optimizers import is_small, update
+from tests.support.meshes import mesh_over
 
 SEED = 5
 TOLERANCE = 1e-9
-_REPEATED = (AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT, AxisName.TENSOR)  # ranks that may hold the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,30 @@ class Outcome:
     norm: float
     gradients: dict[str, numpy.ndarray]
     parameters: dict[str, numpy.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a rank holds of a tensor: `values`, which begin at `start` in the whole."""
+
+    values: numpy.ndarray
+    start: tuple[int, ...]
+
+    def of(self, whole: numpy.ndarray) -> numpy.ndarray:
+        """The same part of `whole`: a view."""
+        place = zip(self.start, self.values.shape, strict=True)
+        return whole[(*(slice(first, first + size) for first, size in place), ...)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOutcome:
+    """One training step as one rank has it: its own part of every gradient and parameter of its stages."""
+
+    loss: float
+    evaluation: float
+    norm: float
+    gradients: dict[str, Part]
+    parameters: dict[str, Part]
 
 
 class Documents(StrEnum):
@@ -193,33 +218,16 @@ def _step(named: dict[str, nn.Parameter], optimizer: Optimizer) -> None:
     torch.optim.AdamW(groups, lr=optimizer.learning_rate, betas=betas, eps=optimizer.epsilon).step()
 
 
-_MESHES: dict[object, Mesh] = {}
-_LAST: list[object] = []
-
-
-def mesh_over(design: Design) -> Mesh:
-    """One mesh for all plans of the same ranks: a worker forms each process group once. Torch keeps no layout of
-    another mesh, which may look the same."""
-    plan, copied = design.plan, [heads for heads in design.model.kv_heads if heads < design.plan.tensor]
-    ranks = (plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid, plan.extents, tuple(copied))
-    if ranks not in _MESHES:
-        _MESHES[ranks] = build_mesh(plan, device_type="cpu", kv_heads=copied)
-    if [ranks] != _LAST:
-        forget_layouts()
-        _LAST[:] = [ranks]
-    return _MESHES[ranks]
-
-
-def one_rank(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> Outcome:
-    """The same step laid out. Gradients and parameters are those of this rank's stages, gathered whole. What a plan
-    offloads is copied there and back, as where the host's memory is another than the device's."""
+def one_rank(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> RankOutcome:
+    """The same step laid out. What a plan offloads is copied there and back, as where the host's memory is another than
+    the device's."""
     with ExitStack() as stack:
         if any(group.offload is not Offload.NONE for group in design.plan.groups):
             copying(stack)
         return _one_rank(design, packed, masks)
 
 
-def _one_rank(design: Design, packed: Documents, masks: Masks) -> Outcome:
+def _one_rank(design: Design, packed: Documents, masks: Masks) -> RankOutcome:
     plan = design.plan
     mesh = mesh_over(design)
     laid = lay(design, mesh, device="cpu", seed=SEED)
@@ -238,20 +246,33 @@ def _one_rank(design: Design, packed: Documents, masks: Masks) -> Outcome:
     beside = (None if x is None else functional.pad(x[rows], more) for x in (parts, ahead))
     mine = (functional.pad(tokens[rows], more), functional.pad(targets[rows], more, value=MASKED), *beside)
     loss = laid.step(*mine)
-    gradients = by_name([(name, p.grad) for name, p in laid.named_parameters() if p.grad is not None])
+    gradients = parts_by_name([(name, p.grad) for name, p in laid.named_parameters() if p.grad is not None])
     norm = laid.clip(design.job.optimizer.clip_norm)
     optimizer.step()
     evaluation = laid.evaluate(*mine)
-    parameters = by_name([(name, p.detach()) for name, p in laid.named_parameters()])
-    first = all(mesh.coordinate(axis) == 0 for axis in _REPEATED)
-    parameters |= {name: whole(buffer) for part in laid.parts for name, buffer in part.named_buffers()}
-    return Outcome(
-        loss=float(loss),
-        evaluation=float(evaluation),
-        norm=float(norm),
-        gradients=gradients if first else {},
-        parameters=parameters if first else {},
+    parameters = parts_by_name([(name, p.detach()) for name, p in laid.named_parameters()])
+    parameters |= parts_by_name([pair for part in laid.parts for pair in part.named_buffers()])
+    return RankOutcome(
+        loss=float(loss), evaluation=float(evaluation), norm=float(norm), gradients=gradients, parameters=parameters
     )
+
+
+def parts_by_name(pairs: list[tuple[str, Tensor]]) -> dict[str, Part]:
+    """What this rank holds of each; where that is both ends of a tied table, both copies are one."""
+    found: dict[str, Part] = {}
+    for name, value in pairs:
+        held = part_of(value)
+        first = found.setdefault(name, held)
+        assert first.start == held.start, f"copies of {name} lie elsewhere"
+        assert numpy.array_equal(first.values, held.values), f"copies of {name} differ"
+    return found
+
+
+def part_of(x: Tensor) -> Part:
+    if not isinstance(x, DTensor):
+        return Part(values=x.clone().numpy(), start=(0,) * x.dim())
+    assert not any(placement.is_partial() for placement in x.placements), "a summand is no part"
+    return Part(values=x.to_local().clone().numpy(), start=held_start(x))
 
 
 def by_name(pairs: list[tuple[str, Tensor]]) -> dict[str, numpy.ndarray]:
@@ -267,23 +288,31 @@ def whole(x: Tensor) -> numpy.ndarray:
     return (x.full_tensor() if isinstance(x, DTensor) else x).clone().numpy()
 
 
-def compare(expected: Outcome, found: list[Outcome]) -> None:
-    """Every rank's losses and norm, and every gradient and parameter of the whole model, are the reference's."""
+def compare(expected: Outcome, found: Sequence[RankOutcome]) -> None:
+    """Every rank's losses and norm, and its part of every gradient and parameter, are the reference's, and nothing of
+    the whole model is on no rank."""
     for outcome in found:
         for what in ("loss", "evaluation", "norm"):
             found_one, wanted_one = getattr(outcome, what), getattr(expected, what)
             assert found_one == pytest.approx(wanted_one, rel=0, abs=TOLERANCE), f"{what} {found_one}, not {wanted_one}"
     for what in ("gradients", "parameters"):
         wanted = getattr(expected, what)
-        seen = set()
-        for outcome in found:
-            for name, value in getattr(outcome, what).items():
-                numpy.testing.assert_allclose(value, wanted[name], rtol=0, atol=TOLERANCE, err_msg=f"{what} of {name}")
-                seen.add(name)
-        assert seen == set(wanted)
+        held = {name: numpy.zeros(value.shape, dtype=bool) for name, value in wanted.items()}
+        for rank, outcome in enumerate(found):
+            for name, part in getattr(outcome, what).items():
+                close(part.values, part.of(wanted[name]), told=f"{what} of {name} on rank {rank}")
+                part.of(held[name])[...] = True
+        assert [name for name, places in held.items() if not places.all()] == []
 
 
-def compare_roughly(expected: Outcome, found: list[Outcome], *, bound: float) -> None:
+def close(found: numpy.ndarray, wanted: numpy.ndarray, *, told: str) -> None:
+    """Nowhere further than TOLERANCE from what is wanted; what is told of it is worked out only where it is."""
+    if found.shape == wanted.shape and numpy.abs(found - wanted).max(initial=0.0) <= TOLERANCE:
+        return
+    numpy.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE, err_msg=told)
+
+
+def compare_roughly(expected: Outcome, found: Sequence[RankOutcome], *, bound: float) -> None:
     """The loss, the norm and the whole gradient differ from the reference's by less than `bound` of them.
 
     A first step divides gradients by themselves: what rounding is of them decides the loss after it.
@@ -292,7 +321,8 @@ def compare_roughly(expected: Outcome, found: list[Outcome], *, bound: float) ->
         assert outcome.loss == pytest.approx(expected.loss, rel=bound)
         assert numpy.isfinite(outcome.evaluation)
         assert outcome.norm == pytest.approx(expected.norm, rel=bound)
-    gradients = {name: value for outcome in found for name, value in outcome.gradients.items()}
-    assert set(gradients) == set(expected.gradients)
+    gradients = {name: numpy.full(value.shape, numpy.nan) for name, value in expected.gradients.items()}
+    for name, part in (pair for outcome in found for pair in outcome.gradients.items()):
+        part.of(gradients[name])[...] = part.values
     far = sum(float(numpy.square(value - expected.gradients[name]).sum()) for name, value in gradients.items())
     assert far**0.5 <= bound * expected.norm

@@ -10,10 +10,10 @@ from torch import Tensor
 from meshwright.parallel import collectives
 from meshwright.spec.plan import Design
 from tests.parallel import parity_cases
-from tests.parallel.parity_cases import Documents, Masks, Outcome
+from tests.parallel.parity_cases import Documents, Masks, RankOutcome
 
 
-def wrongly_scaled(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> Outcome:
+def wrongly_scaled(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> RankOutcome:
     """As `parity_cases.one_rank`, where sums that sequence parallel ranks share out are a part in a thousand too
     large."""
     right = collectives.scatter_sequence

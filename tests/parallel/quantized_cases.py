@@ -24,7 +24,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Design, Plan
 from tests.parallel import parity_cases
-from tests.parallel.parity_cases import SEED, Outcome, batch
+from tests.parallel.parity_cases import SEED, Outcome, RankOutcome, batch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0, "e2m1": 6.0}
@@ -158,7 +158,7 @@ def one_device(
     return Outcome(loss=total, evaluation=after, norm=norm, gradients=gradients, parameters=parameters)
 
 
-def one_rank(design: Design, precision: Precision) -> Outcome:
+def one_rank(design: Design, precision: Precision) -> RankOutcome:
     """A step laid out in float64 with the rounding of `precision`."""
 
     def wide(plan: Plan, *, master: Master) -> Dtypes:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 from tests.parallel import parity_cases
 from tests.parallel.draws import Draw, build, read, refused
-from tests.parallel.parity_cases import Documents, Masks, Outcome
+from tests.parallel.parity_cases import Documents, Masks, Outcome, RankOutcome
 from tests.parallel.simpler import simpler
 from tests.support.designs import SEQUENCE
 from tests.support.pool import Pool
 
 # What a rank does of a design.
-Rank = Callable[..., Outcome]
+Rank = Callable[..., RankOutcome]
 MOST_TRIES = 120
 # How far a loss and the whole gradient may be from those of fp64, as parts of them.
 NEAR = {"fp32": 1e-4, "bf16": 0.1, "fp8": 0.3, "fp8-row": 0.3, "fp8-block": 0.3, "mxfp8": 0.3, "nvfp4": 0.8}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-import numpy
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Layer, ModelSpec
 from meshwright.spec.optimizer import Sgd
 from meshwright.spec.plan import Dispatch, ExpertGrid, Recompute, Sharding
-from tests.parallel import layout_cases, quantized_cases
+from tests.parallel import layout_cases, parity_cases, quantized_cases
 from tests.parallel.parity_cases import Outcome
 from tests.support import models
 from tests.support.designs import SEQUENCE, Layout, design
@@ -88,16 +87,8 @@ def check(
 ) -> None:
     spec = Sgd(learning_rate=RATE, momentum=0.0, clip_norm=None)
     entry = design(model, layout, optimizer=spec)
-    wanted, seen = reference(model, precision, parts, together), set()
-    for found in pool.run(quantized_cases.one_rank, entry, precision, ranks=layout.ranks):
-        assert found.loss == pytest.approx(wanted.loss, rel=0, abs=1e-9)
-        assert found.norm == pytest.approx(wanted.norm, rel=0, abs=1e-9)
-        assert found.evaluation == pytest.approx(wanted.evaluation, rel=0, abs=1e-9)
-        for name, value in found.gradients.items():
-            numpy.testing.assert_allclose(value, wanted.gradients[name], rtol=0, atol=1e-9, err_msg=name)
-            numpy.testing.assert_allclose(found.parameters[name], wanted.parameters[name], rtol=0, atol=1e-9)
-            seen.add(name)
-    assert seen == set(wanted.gradients)
+    found = pool.run(quantized_cases.one_rank, entry, precision, ranks=layout.ranks)
+    parity_cases.compare(reference(model, precision, parts, together), found)
 
 
 @pytest.mark.parametrize("precision", RECIPES)

@@ -130,6 +130,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (lambda _: "[1]", "expected a table of Index"),
         (spoil(lambda entry: entry.update(dtype="load")), "torch has no type 'load'"),
         (spoil(lambda entry: entry["parts"][0].update(file="../rank-0.tensors")), "of '../rank-0.tensors'"),
+        (spoil(lambda entry: entry["parts"][0].update(file="rank\0")), r"of 'rank\\x00'"),
         (spoil(lambda entry: entry["parts"][0].update(at=-4)), "a part at -4"),
         (spoil(lambda entry: entry["parts"][0].update(starts=[1, 0])), r"has a part \(300, 7\) at \(1, 0\)"),
         (spoil(lambda entry: entry["parts"][0].update(sizes=[300])), r"has a part \(300,\) at"),

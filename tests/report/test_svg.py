@@ -36,6 +36,7 @@ def test_a_scale_shows_one_value_and_none() -> None:
     assert svg.Scale.over([]).high > svg.Scale.over([]).low
     assert svg.Scale.over([float("nan"), 1.0, 3.0], margin=0.0).high == 3.0
     assert svg.Scale.over([2.0, 3.0], zero=True).low == 0.0
+    assert svg.Scale.over([-1.7e308, 1.0, 1.7e308]).ticks(4) == svg.Scale.over([1.0]).ticks(4)
 
 
 def test_thinning_keeps_ends_and_extremes() -> None:

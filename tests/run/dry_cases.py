@@ -51,19 +51,24 @@ def count_both(designs: list[Design]) -> list[list[tuple[RankCount, RankCount]]]
 
 def count_fake(designs: list[Design], rank: int) -> list[RankCount]:
     """Global rank `rank` of each design under a fake process group."""
-    from meshwright.run.dry.tally import tally
-    from meshwright.run.dry.trace import traced
-
-    return [_told(tally(traced(entry, rank=rank)), rank) for entry in designs]
+    return _counted(designs, [(rank, rank) for _ in designs])
 
 
 def count_ranks(designs: list[Design], ranks: list[int]) -> list[RankCount]:
     """One pipeline rank of each design under a fake process group, at the first of its other ranks."""
+    pairs = zip(designs, ranks, strict=True)
+    return _counted(designs, [(entry.plan.first_rank_of(rank), rank) for entry, rank in pairs])
+
+
+def _counted(designs: list[Design], ranks: list[tuple[int, int]]) -> list[RankCount]:
+    """Of each design the first of its two ranks, told as the second. What operators give back is worked out once."""
+    from meshwright.run.dry.recipes import Recipes
     from meshwright.run.dry.tally import tally
     from meshwright.run.dry.trace import traced
 
+    recipes = Recipes()
     pairs = zip(designs, ranks, strict=True)
-    return [_told(tally(traced(entry, rank=entry.plan.first_rank_of(rank))), rank) for entry, rank in pairs]
+    return [_told(tally(traced(entry, rank=rank, recipes=recipes)), told) for entry, (rank, told) in pairs]
 
 
 def count_with_and_without_recipes(entry: Design) -> tuple[RankCount, RankCount]:

@@ -103,8 +103,10 @@ def _serve(pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    from meshwright.parallel.torch_compat import forget_layouts
+
     torch.set_num_threads(1)
-    current = ""
+    current, before = "", None
     while True:
         try:
             function, arguments, rank, ranks, store = pipe.recv()
@@ -122,6 +124,10 @@ def _serve(pipe: Connection) -> None:
                     timeout=timedelta(seconds=TIMEOUT_SECONDS),
                 )
                 current = store
+            if function is not before:
+                # What torch keeps of layouts is of meshes of one function.
+                forget_layouts()
+                before = function
             answer = ("", function(*arguments))
         except BaseException:  # the parent tells it; a worker has no one else to tell
             answer = (traceback.format_exc(), None)

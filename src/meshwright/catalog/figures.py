@@ -68,6 +68,7 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
         "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),
     }
 )
+_MOST_OF: Mapping[str, float] = MappingProxyType({"cores": 1e5})
 _SHARES = frozenset({"efficiency", "misaligned", "sums", "usable_fraction", "memory_fraction"})
 
 
@@ -100,7 +101,7 @@ def machine_problems(cluster: ClusterSpec) -> Iterator[Problem]:
         divides = names[-1] in _ABOVE_ZERO or "peak_flops" in names
         if not is_finite(number):
             yield Problem(what=f"{str(number)[:40]} is not a finite number", where=path)
-        elif number > (_MOST_SECONDS if names[-1].endswith("_seconds") else _MOST):
+        elif number > (_MOST_SECONDS if names[-1].endswith("_seconds") else _MOST_OF.get(names[-1], _MOST)):
             yield Problem(what=f"{number:.3g} is more than any machine has", where=path)
         elif names[-1] in _SHARES and not 0 < number <= 1:
             yield Problem(what=f"{number} is not a share above 0 and up to 1", where=path)

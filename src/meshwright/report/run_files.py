@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from meshwright.search import Decision
 
 Row = Mapping[str, Any]
+MOST_SECONDS = 1e12  # since 1970, of which a double still tells a tenth of a millisecond
 _SPAN_FIELDS = frozenset(field.name for field in fields(Span))
 
 
@@ -191,14 +192,18 @@ def _is_of_step(row: Row, name: str) -> bool:
     return name in row and isinstance(row[name], int | float | None) and type(row.get("step")) is int
 
 
+def _is_plain(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) < MOST_SECONDS
+
+
 def _spans(folder: Path) -> Iterator[Span]:
     for path in sorted(folder.glob("rank-*.jsonl")):
         for row in _json_lines(path):
             try:
                 span = Span(**{name: value for name, value in row.items() if name in _SPAN_FIELDS})
                 numbers = (span.rank, span.start, span.seconds, span.stage, span.microbatch, span.step)
-                if not isinstance(span.name, str) or not all(isinstance(each, int | float) for each in numbers):
-                    raise TypeError("a name is not a word, or a number is none")
+                if not isinstance(span.name, str) or not all(_is_plain(each) for each in numbers):
+                    raise TypeError("a name is not a word, or a number is none that a clock has")
                 yield span
             except TypeError as error:
                 raise ConfigError(Problem(what="not a span", where=str(path), why=str(error))) from error

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+FARTHEST = 1e150  # what no figure reaches, nor its square infinity
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
@@ -17,8 +19,8 @@ class Scale:
 
     @classmethod
     def over(cls, values: Iterable[float], *, zero: bool = False, margin: float = 0.04) -> Scale:
-        """The scale that shows all finite `values`, with a margin; from 0 when `zero`."""
-        finite = [value for value in values if math.isfinite(value)]
+        """The scale that shows all `values` but those beyond FARTHEST, with a margin; from 0 when `zero`."""
+        finite = [value for value in values if abs(value) < FARTHEST]
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         if zero:
             low = min(0.0, low)

@@ -135,5 +135,5 @@ def _wrong(index: Index) -> Iterator[str]:
                 yield f"{name} is {entry.shape} and has a part {part.sizes} at {part.starts}"
             elif len(part.sums) != num_blocks(entry.part_bytes(part)):
                 yield f"{name} has a part {part.sizes} of {len(part.sums)} sums"
-            if part.at < 0 or part.file in ("", ".", "..") or Path(part.file).name != part.file:
+            if part.at < 0 or part.file in ("", ".", "..") or "\0" in part.file or Path(part.file).name != part.file:
                 yield f"{name} has a part at {part.at} of {part.file!r}"
