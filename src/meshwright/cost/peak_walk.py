@@ -152,7 +152,9 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
     m = setting.microbatches
     apart = setting.breadth_first | ~entry.goes_on
     most, scores = m * (place.below.kept + own.one_kept), m * own.one_logits
-    after = setting.master * np.where(setting.sharded, found.share, 1.0)
+    # Gradients that lie in buckets are there before any backward.
+    there = found.before > found.left
+    after = np.where(there, 0.0, setting.master * np.where(setting.sharded, found.share, 1.0))
     done = found.before + after * place.above.made
     row = np.where(setting.shared, own.whole - own.stays, 0.0)
     first = Beside(
@@ -164,7 +166,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
         freed=setting.compute * (place.above.stays - row),
         sends=entry.all_stages.sends * np.where(setting.breadth_first, place.begun, 1.0),
         waits=entry.waits,
-        sums=found.before > found.left,
+        sums=there,
         ends=m == 1.0,
         follows=apart if place.last else None,
     )
@@ -173,7 +175,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
         here=apart & (m > 1.0),
         kept=most - own.one_kept,
         logits=scores - own.one_logits,
-        gradients=done + after * own.made + (setting.master - after) * own.added,
+        gradients=done + after * own.made + np.where(there, 0.0, setting.master - after) * own.added,
         sums=m > 1.0,
         ends=m == 2.0,
         follows=None,
@@ -188,6 +190,8 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
             kept=ahead * place.below.kept + own.one_kept,
             logits=own.one_logits,
             gradients=second.gradients
-            + np.where(apart, 0.0, after * place.below.made + (setting.master - after) * place.below.added),
+            + np.where(
+                apart, 0.0, after * place.below.made + np.where(there, 0.0, setting.master - after) * place.below.added
+            ),
             ends=m > 1.0,
         )
