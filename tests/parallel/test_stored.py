@@ -136,7 +136,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
         (spoil(lambda entry: entry["parts"][0].update(sizes=[300])), r"has a part \(300,\) at"),
         (spoil(lambda entry: entry.update(code="os.system")), "code"),
     ],
-    ids=["cut", "other", "type", "path", "negative", "outside", "dims", "unknown"],
+    ids=["cut", "other", "type", "path", "null", "negative", "outside", "dims", "unknown"],
 )
 def test_an_index_from_a_stranger_is_checked(tmp_path: Path, harm: Callable[[str], str], told: str) -> None:
     stored.write(TENSORS, tmp_path, group=None)
