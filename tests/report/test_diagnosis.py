@@ -144,6 +144,18 @@ def test_the_order_of_axes_that_waits_less_is_named() -> None:
     assert "with its axes in the order pipeline 4, " in found.lines()[-1]
 
 
+def test_ranks_of_one_machine_that_wait_are_told_of_its_cores() -> None:
+    cluster = catalog.local_cluster(cores=2, memory_bytes=8e9, devices=2)
+    sets = ("batch_tokens=1Ki", "sequence_length=128", "constraints.fix.replicate=2")
+    design = search.design(catalog.load_model("tiny"), cluster, catalog.load_job(None, sets=sets)).design
+    report = predict(design)
+    found = congestion(design, predicted=report, measured=measured(report, times=100.0))
+    assert found.congested is Tier.NODE
+    assert (
+        found.lines()[1] == "ranks of a node wait for each other longer than predicted: see what else runs on its cores"
+    )
+
+
 def test_how_far_groups_reach() -> None:
     design = wide()
     innermost = next(axis.name for axis in reversed(design.plan.axes) if axis.size > 1)

@@ -52,7 +52,7 @@ def foresee(
     predicted = predict(design)
     outlook = predicted.outlook
     if outlook is None or not outlook.hours_between_failures:
-        fix = "set cluster.groups.0.device.hours_between_failures in the design"
+        fix = "plan with --set cluster.groups.0.device.hours_between_failures=50000"
         raise ConfigError(Problem(what="how often these devices fail is not known", where="cluster", fix=fix))
     _check(devices=devices, days=days, spares=spares, repair_hours=repair_hours)
     world, each = design.plan.world_size, design.cluster.groups[0].devices_per_node

@@ -9,7 +9,7 @@ from itertools import permutations
 
 from meshwright import cost, search
 from meshwright.search.rules import Scope
-from meshwright.spec.cluster import ClusterSpec, Link
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, Link
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.places import Place, Tier, places, tier_between
 from meshwright.spec.plan import Axis, AxisName, Design, Plan
@@ -58,18 +58,23 @@ class Relief:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Congestion:
-    """The tiers that the plan uses, and of the one that is `congested`, if any, what relieves it, if anything does."""
+    """The tiers that the plan uses, and of the one that is `congested`, if any, what relieves it, if anything does;
+    `on_cores`: it is the inside of nodes whose processors compute and communicate."""
 
     tiers: tuple[TierUse, ...]
     congested: Tier | None = None
     relief: Relief | None = None
+    on_cores: bool = False
 
     def lines(self) -> list[str]:
         """In words, a line a tier, then what would help."""
         told = [_tier_line(use) for use in self.tiers]
         if self.congested is None:
             return told
-        told.append(f"the network {self.congested} is congested: the plan waits for it longer than predicted")
+        if self.on_cores:
+            told.append("ranks of a node wait for each other longer than predicted: see what else runs on its cores")
+        else:
+            told.append(f"the network {self.congested} is congested: the plan waits for it longer than predicted")
         if self.relief is None:
             told.append("no other order of the plan's axes would wait less")
         else:
@@ -102,7 +107,9 @@ def congestion(design: Design, *, predicted: Report, measured: Report) -> Conges
     if not felt:
         return Congestion(tiers=tiers)
     worst = max(felt, key=lambda use: use.measured - use.predicted)
-    return Congestion(tiers=tiers, congested=worst.tier, relief=_relief(design, worst))
+    processors = all(group.device.kind is DeviceKind.CPU for group in design.cluster.groups)
+    on_cores = worst.tier is Tier.NODE and processors
+    return Congestion(tiers=tiers, congested=worst.tier, relief=_relief(design, worst), on_cores=on_cores)
 
 
 def tier_of(design: Design, axes: Sequence[AxisName]) -> Tier:

@@ -112,6 +112,19 @@ def test_a_chain_ends_at_the_rank_that_waits_for_nobody(tmp_path: Path) -> None:
     assert "rank 1 waited for it in a recv of 64 B" in found.sentences[0]
 
 
+def test_a_rank_that_died_in_a_collective_that_others_came_out_of_is_named(tmp_path: Path) -> None:
+    def goes_on(rank: Rank) -> None:
+        rank.did("all_gather")
+        rank.enters("all_reduce", 4096)
+
+    found = ended(tmp_path, [goes_on, lambda rank: rank.enters("all_gather", 4096)])
+    assert found.suspects == (1,)
+    assert found.sentences == (
+        "rank 1 kept others waiting in step 7: rank 0 waited for it in all_reduce 2 of ranks 0 and 1 (4 KiB); "
+        "it did not come out of all_gather 1",
+    )
+
+
 def test_ranks_that_called_another_collective_are_named_with_both(tmp_path: Path) -> None:
     found = ended(tmp_path, [waits("all_reduce"), waits("all_reduce"), waits("all_reduce", operation="broadcast")])
     assert found.sentences[0] == (

@@ -56,7 +56,8 @@ def hosts_of(ask: Ask, *, found: Sequence[Share]) -> tuple[str, ...]:
                 Problem(what=what, where="--hosts", fix="name hosts in the plan's order, or plan for these")
             )
     if len(names) != len(found):
-        what = f"{len(names)} host{'' if len(names) == 1 else 's'} for the plan's {len(found)} nodes"
+        plural = ["" if len(each) == 1 else "s" for each in (names, found)]
+        what = f"{len(names)} host{plural[0]} for the plan's {len(found)} node{plural[1]}"
         problems.append(Problem(what=what, where="--hosts", fix="name one for each node, in the plan's order"))
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice and found[0].accelerator:

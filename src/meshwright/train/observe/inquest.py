@@ -18,7 +18,8 @@ _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_sc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquest:
-    """`suspects` kept others waiting and waited for nobody themselves; `sentences` say so, and how it is known."""
+    """`suspects` kept others waiting and waited for nobody that had not come; `sentences` say so, and how it is
+    known."""
 
     suspects: tuple[int, ...]
     sentences: tuple[str, ...]
@@ -36,10 +37,11 @@ def judge(logs: Mapping[int, RankLog], stacks: Mapping[int, Stack]) -> Inquest:
     if not waiting and not apart:
         return Inquest(suspects=(), sentences=())
     behind: dict[int, list[int]] = defaultdict(list)
-    for rank, entry in waiting.items():
-        for missing in _missing(rank, entry, logs):
-            behind[missing].append(rank)
-    suspects = tuple(sorted(rank for rank in behind if rank not in waiting))
+    missing = {rank: _missing(rank, entry, logs) for rank, entry in waiting.items()}
+    for rank, others in missing.items():
+        for other in others:
+            behind[other].append(rank)
+    suspects = tuple(sorted(rank for rank in behind if not missing.get(rank)))
     said = [*apart, *(_waited_for(rank, behind[rank], waiting, logs.get(rank)) for rank in suspects[:MOST_NAMED])]
     if not suspects and not apart and waiting:
         said.append(_none_behind(waiting))
@@ -122,9 +124,18 @@ def _waited_for(rank: int, victims: Sequence[int], waiting: Mapping[int, Entry],
             f"{first.operation} {first.sequence:,} of {ranks_in_words(first.group.ranks)} ({format_bytes(first.bytes)})"
         )
         what = f"{ranks_in_words(sorted(victims))} waited for it in {told}"
-    last = log.entries[-1] if log is not None and log.entries else None
-    after = f"; it came out of {last.operation} {last.sequence:,} last" if last is not None and last.left else ""
-    return f"{ranks_in_words((rank,))} kept others waiting in step {first.step}: {what}{after}"
+    return f"{ranks_in_words((rank,))} kept others waiting in step {first.step}: {what}{_last_of(log)}"
+
+
+def _last_of(log: RankLog | None) -> str:
+    """What a rank did last: it died, or stands, in a collective that others came out of, or after one."""
+    if log is None or not log.entries:
+        return ""
+    held = held_in(log)
+    if held is not None:
+        return f"; it did not come out of {held.operation} {held.sequence:,}"
+    last = log.entries[-1]
+    return f"; it came out of {last.operation} {last.sequence:,} last" if last.left else ""
 
 
 def _none_behind(waiting: Mapping[int, Entry]) -> str:
