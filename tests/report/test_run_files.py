@@ -74,6 +74,15 @@ def test_a_document_of_another_form_is_said(run_dir: Path, name: str, told: str)
         read_run(run_dir)
 
 
+@pytest.mark.parametrize("broken", [{"seconds": 1e308}, {"start": float("inf")}, {"name": 3}])
+def test_a_span_that_no_clock_has_is_refused(run_dir: Path, broken: dict[str, object]) -> None:
+    path = next((run_dir / "spans").glob("rank-*.jsonl"))
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), **broken}), *rest]) + "\n")
+    with pytest.raises(ConfigError, match="not a span"):
+        read_run(run_dir)
+
+
 def test_an_unknown_run_is_told_with_the_nearest_names(run_dir: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_run(run_dir.parent / "novel")

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.decoders.shapes import nearest_divisor
+from meshwright.catalog.model_ranges import MOST
 from meshwright.spec.blocks import Activation
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.positions import Rotary, RotaryScaling
@@ -145,7 +146,7 @@ class Reader:
     def heads(self) -> Heads:
         """Query heads, key-value heads and their width, checked against each other and the model's width."""
         before = len(self.problems)
-        width, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
+        width, heads = self.integer("hidden_size"), self.integer("num_attention_heads", most=MOST)
         kv_heads = self.integer("num_key_value_heads", heads)
         sound = len(self.problems) == before
         if sound and heads % kv_heads:
