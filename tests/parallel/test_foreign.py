@@ -255,7 +255,7 @@ def test_complex_buffers_stay_complex() -> None:
 
 
 def test_as_many_processes_run_as_the_plan_has_ranks() -> None:
-    with pytest.raises(EnvironmentUnfit, match="over 2 devices and 1 processes"):
+    with pytest.raises(EnvironmentUnfit, match="over 2 devices and 1 process runs"):
         parallelize(nn.Linear(4, 4), plan_of_degrees(replicate=2))
 
 

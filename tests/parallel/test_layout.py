@@ -85,7 +85,7 @@ def test_every_pass_of_every_microbatch_is_recorded(pool: Pool) -> None:
 
 
 def test_a_plan_for_more_devices_than_processes_is_refused() -> None:
-    with pytest.raises(EnvironmentUnfit, match="2 devices and 1 processes"):
+    with pytest.raises(EnvironmentUnfit, match="2 devices and 1 process runs"):
         build_mesh(design(TINY, Layout(shard=2)).plan, device_type="cpu")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.exchange import Exchange
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Design, ScheduleKind, Sharding, TensorGrid
+from meshwright.spec.plan import AxisName, Design, ScheduleKind, Sharding, TensorGrid
 from tests.parallel.move_cases import go_on, moved, names_and_round_trip, runner, train
 from tests.support.designs import Layout, design, sharded
 from tests.support.models import all_models, gpt
@@ -86,6 +87,19 @@ def test_every_plan_is_gone_on_from_and_goes_on(
 )
 def test_other_plans_go_on_too(pool: Pool, tmp_path: Path, source: Layout, targets: tuple[Layout, ...]) -> None:
     check_resume(pool, tmp_path, all_models()["tiny"], source, targets)
+
+
+def test_context_ranks_outside_of_shards_give_and_take_their_own_parts(pool: Pool, tmp_path: Path) -> None:
+    inside = of(CONTEXT)
+    outside = replace(inside, plan=replace(inside.plan, axes=inside.plan.axes[::-1]))
+    assert [axis.name for axis in outside.plan.axes if axis.size > 1] == [AxisName.CONTEXT, AxisName.SHARD]
+    expected = pool.run(train, outside, str(tmp_path), 2, 2, ranks=4)[0]
+    for target in (inside, of(ONE)):
+        for losses, counts in pool.run(go_on, target, str(tmp_path), 2, 2, ranks=target.plan.world_size):
+            assert losses == pytest.approx(expected[2:], abs=1e-9)
+            assert counts == {2.0}
+    for before, after in pool.run(moved, outside, inside, str(tmp_path / "there"), ranks=4):
+        assert after == pytest.approx(before, abs=1e-9)
 
 
 def test_a_tied_table_is_one_on_two_stages_and_on_one(pool: Pool, tmp_path: Path) -> None:

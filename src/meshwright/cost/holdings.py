@@ -323,6 +323,15 @@ def _directions(tensor: int, plan: Plan) -> tuple[int, ...]:
     return tuple(reversed(found))
 
 
+def _shard_of(place: _Place, plan: Plan, *, shards: int) -> int:
+    """Which part of what shard and context ranks divide as one axis: that of the two which the plan names last varies
+    fastest in it."""
+    names = [axis.name for axis in plan.axes if axis.name in (AxisName.SHARD, AxisName.CONTEXT)]
+    if names == [AxisName.CONTEXT, AxisName.SHARD]:
+        return place.context * shards + place.data % shards
+    return place.data % shards * plan.context + place.context
+
+
 def _dense(shape: tuple[int, ...], dims: Dims, *, copies: int, place: _Place, plan: Plan, shards: int) -> Box:
     """The part of a rank; `copies` tensor ranks in a row have the same, and `shards` data parallel ranks divide it, 0
     where none do."""
@@ -332,7 +341,7 @@ def _dense(shape: tuple[int, ...], dims: Dims, *, copies: int, place: _Place, pl
             box = box.cut(dim, index=index // copies, ways=side // copies)
     if not shards:
         return box
-    return box.cut(0, index=place.data % shards * plan.context + place.context, ways=shards * plan.context)
+    return box.cut(0, index=_shard_of(place, plan, shards=shards), ways=shards * plan.context)
 
 
 def _on_grid(shape: tuple[int, ...], dims: Dims, *, place: _Place, plan: Plan, shards: bool) -> Box:

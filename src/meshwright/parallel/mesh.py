@@ -163,6 +163,7 @@ def _build(
     dims, dim_names = _joined(grid, names)
     if plan.extents:
         dims, dim_names = all_data(dims, dim_names)
+    assert all(bool((dims.diff(dim=dim) > 0).all()) for dim in range(dims.dim())), "ranks of a group ascend"
     held = {name: _dims_of(name, plan) for name in dim_names}
     shape = [size for name in dim_names for size in _sizes_of(name, plan, ranks=dims.shape[dim_names.index(name)])]
     root = DeviceMesh(device_type, dims.reshape(shape), mesh_dim_names=tuple(d for each in held.values() for d in each))
@@ -215,14 +216,16 @@ def _everyone(processes: Sequence[int]) -> dist.ProcessGroup | None:
 
 
 def _joined(grid: torch.Tensor, names: list[AxisName]) -> tuple[torch.Tensor, list[AxisName]]:
-    """The grid of ranks with shard and context as one dim, shard: context varies fastest in it."""
+    """The grid of ranks with shard and context as one dim, shard: that of the two which varies fastest in the plan
+    does in it, so that its ranks ascend as torch numbers them."""
     if AxisName.CONTEXT not in names:
         return grid, names
     rest: list[AxisName] = [name for name in names if name is not AxisName.CONTEXT]
     if AxisName.SHARD not in rest:
         return grid, [AxisName.SHARD if name is AxisName.CONTEXT else name for name in names]
     place = rest.index(AxisName.SHARD)
-    order = [*rest[: place + 1], AxisName.CONTEXT, *rest[place + 1 :]]
+    both = [name for name in names if name in (AxisName.SHARD, AxisName.CONTEXT)]
+    order = [*rest[:place], *both, *rest[place + 1 :]]
     return grid.permute([names.index(name) for name in order]).flatten(place, place + 1), rest
 
 
