@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from meshwright import catalog
-from meshwright.catalog import ranges
+from meshwright.catalog import documents, ranges
 from meshwright.catalog.job_template import COMMENTS
 from meshwright.catalog.jobs import job_origins
+from meshwright.catalog.overrides import parse_value
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec, Source
@@ -223,6 +224,13 @@ def test_a_number_of_thousands_of_digits_in_another_base_is_refused(tmp_path: Pa
     path = tmp_path / "job.toml"
     path.write_text(f"seed = {digits}")
     assert refused(path) == [f"{path}: a number in it has thousands of digits"]
+
+
+def test_a_text_of_thousands_of_digits_is_no_number(tmp_path: Path) -> None:
+    digits, path = "0x" + 1200 * "f", tmp_path / "job.toml"
+    path.write_text(f'# {digits}\nname = "{digits}"\n')
+    assert documents.read(path).values == {"name": digits}
+    assert parse_value(f"'{digits}'") == digits
 
 
 def test_a_schema_that_is_set_is_checked_like_one_in_a_file() -> None:

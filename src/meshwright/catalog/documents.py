@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from meshwright.catalog.kinds import refuse_another
 from meshwright.catalog.migrations import migrate
-from meshwright.catalog.overrides import LONG_NUMBER, override, set_path
+from meshwright.catalog.overrides import override, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.json_text import MOST_DEEP, is_deep
+from meshwright.spec.json_text import MOST_DEEP, has_long_number, is_deep
 from meshwright.spec.units import as_written
 
 T = TypeVar("T")
@@ -63,8 +63,6 @@ def read(path: str | Path) -> Document:
     if is_toml and _LONG_KEY.search(text):
         raise deep
     long = ConfigError(Problem(what="a number in it has thousands of digits", where=name))
-    if is_toml and LONG_NUMBER.search(text):
-        raise long
     try:
         values = (tomllib if is_toml else json).loads(text, parse_float=as_written)
     except json.JSONDecodeError as error:
@@ -78,6 +76,8 @@ def read(path: str | Path) -> Document:
         raise deep from None
     if is_deep(values):
         raise deep
+    if has_long_number(values):
+        raise long
     if not isinstance(values, dict):
         got = {"int": "a number", "NoneType": "null"}.get(type(values).__name__, f"a {type(values).__name__}")
         raise ConfigError(Problem(what=f"expected a table of keys, got {got}", where=name))

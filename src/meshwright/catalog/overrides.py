@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshwright.spec.errors import Problem
-from meshwright.spec.json_text import MOST_DEEP, is_deep
+from meshwright.spec.json_text import MOST_DEEP, has_long_number, is_deep
 from meshwright.spec.units import as_written
-
-# Whole numbers of more digits are never written as decimal text again.
-LONG_NUMBER = re.compile(r"0[xob][0-9a-fA-F_]{1000}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +28,12 @@ def parse_value(text: str) -> Any:
     stripped = text.strip()
     if stripped == "null":
         return None
-    if LONG_NUMBER.search(stripped):
-        return text
     try:
         parsed = tomllib.loads(f"value = {stripped}", parse_float=as_written)
+        is_plain = list(parsed) == ["value"] and not has_long_number(parsed)
     except (ValueError, RecursionError):
         return text
-    return parsed["value"] if list(parsed) == ["value"] else text
+    return parsed["value"] if is_plain else text
 
 
 def override(values: Mapping[str, Any], sets: Sequence[str], *, section: str) -> Edited:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 MOST_DEEP = 64  # deeper than any document of ours, and shallow enough for whatever walks it
+_MOST_BITS = 13_000  # of a whole number: Python writes no more than 4,300 decimal digits
 Pairs = Callable[[Iterable[tuple[str, Any]]], Any]
 
 
@@ -35,3 +36,10 @@ def is_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def has_long_number(value: Any) -> bool:
+    """Whether a whole number in `value`, which is not deep, has thousands of digits."""
+    if isinstance(value, dict | list):
+        return any(map(has_long_number, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int) and value.bit_length() > _MOST_BITS
