@@ -154,10 +154,10 @@ _MESHES: dict[object, Mesh | None] = {}
 
 def _mesh(design: Design, processes: Processes) -> Mesh | None:
     """Each is made once in a worker. Collective, but for one process alone."""
-    heads = design.model.kv_heads
-    key = design.plan.axes, design.plan.exchange.inner, design.plan.experts, heads, processes
+    plan, heads = design.plan, design.model.kv_heads
+    key = plan.axes, plan.exchange.inner, plan.experts, plan.tensor_grid, plan.extents, heads, processes
     if key not in _MESHES:
-        _MESHES[key] = build_mesh_over(design.plan, device_type="cpu", processes=processes, kv_heads=heads)
+        _MESHES[key] = build_mesh_over(plan, device_type="cpu", processes=processes, kv_heads=heads)
     return _MESHES[key]
 
 
