@@ -127,6 +127,7 @@ def test_everything_wrong_is_told_once_and_at_once() -> None:
     ("change", "expected"),
     [
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide 4 heads"),
+        ({"head_dim": 10**400}, "is more than 1000000000000"),
         ({"num_attention_heads": 10**24}, "num_attention_heads: 1000000000000000000000000 is more than 1000000000000"),
         ({"num_attention_heads": 6}, "num_attention_heads: 6 does not divide hidden_size 64"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000 is more than"),

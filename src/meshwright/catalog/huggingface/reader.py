@@ -54,8 +54,8 @@ class Reader:
         table = self.values.get(key)
         return isinstance(table, Mapping) and isinstance(table.get(kind), Mapping)
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int | None = None) -> int:
-        """A whole number from `least`; without a default it must be there."""
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+        """A whole number from `least` to `most`; without a default it must be there."""
         value = self.values.get(key)
         if value is None:
             if default is None:
@@ -64,8 +64,8 @@ class Reader:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             self.note(key, f"expected a whole number from {least}, got {value!r}")
             return max(least, 1)
-        if most is not None and value > most:
-            self.note(key, f"{value} is more than {most}")
+        if value > most:
+            self.note(key, f"{str(value)[:40]} is more than {most}")
             return 1
         return value
 
@@ -146,7 +146,7 @@ class Reader:
     def heads(self) -> Heads:
         """Query heads, key-value heads and their width, checked against each other and the model's width."""
         before = len(self.problems)
-        width, heads = self.integer("hidden_size"), self.integer("num_attention_heads", most=MOST)
+        width, heads = self.integer("hidden_size"), self.integer("num_attention_heads")
         kv_heads = self.integer("num_key_value_heads", heads)
         sound = len(self.problems) == before
         if sound and heads % kv_heads:
