@@ -211,6 +211,17 @@ def test_a_fixed_value_that_is_never_legal_is_told_with_the_legal_ones() -> None
     assert "3 does not divide 8 heads, rule tensor-divides-heads" in text
 
 
+@pytest.mark.parametrize("schedule", ["breadth-first", "zb-v"])
+def test_a_schedule_of_several_chunks_is_not_told_that_it_has_one(schedule: str) -> None:
+    constraints = Constraints(fix={"schedule": schedule, "sync": "co2"})
+    with pytest.raises(NoPlanFits) as raised:
+        search.design(samples.model(layers=2), box(), samples.job(sequences=3, constraints=constraints))
+    text = str(raised.value)
+    assert "rule stages-hold-blocks" in text
+    assert "chunks-are-interleaved" not in text
+    assert "stages-loop" not in text
+
+
 def test_a_number_of_devices_that_no_plan_fills_is_told() -> None:
     cluster = samples.cluster(samples.nodes(devices_per_node=7))
     job = samples.job(constraints=Constraints(forbid=("pipeline",)))

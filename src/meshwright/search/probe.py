@@ -9,6 +9,7 @@ from itertools import product
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.meeting import meetings_of
 from meshwright.cost.table import column_names
+from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.search.check import ANSWERS, check
 from meshwright.search.constraints import WORDS, Value
 from meshwright.spec.errors import Problem
@@ -69,7 +70,7 @@ def _closed(
     if "slices" not in asked and schedules[row["schedule"]] != ScheduleKind.SEQUENCE_1F1B.value:
         row["slices"] = 1
     if "chunks" not in asked:
-        row["chunks"] = 2 if schedules[row["schedule"]] == ScheduleKind.INTERLEAVED.value else 1
+        row["chunks"] = 2 if ScheduleKind(schedules[row["schedule"]]) in LOOPS | V_SHAPES else 1
     if "sequence_parallel" not in asked and row["tensor"] == 1:
         row["sequence_parallel"] = 0
     if "expert" in asked or "expert_tensor" in asked:
@@ -82,10 +83,12 @@ def _closed(
 
 
 def _design(row: Mapping[str, int], near: Design) -> Design:
-    blocks, stages = len(near.model.blocks), row["pipeline"] * row["chunks"]
+    blocks, ranks, stages = len(near.model.blocks), row["pipeline"], row["pipeline"] * row["chunks"]
+    turns = row["chunks"] == 2 and ScheduleKind(WORDS["schedule"][row["schedule"]]) in V_SHAPES
+    round_ = [index % ranks for index in range(stages)]
     layout = Layout(
         bounds=tuple(blocks * index // stages for index in range(stages + 1)),
-        ranks=tuple(index % row["pipeline"] for index in range(stages)),
+        ranks=tuple([*round_[:ranks], *reversed(round_[:ranks])] if turns else round_),
     )
     table = PlanTable.build(dict(row), layouts=(layout,), syncs=meetings_of(near.job))
     length = near.job.sequence_length
