@@ -3,7 +3,7 @@ something is told of clean steps.
 
     python benchmarks/faults/detect.py ranks [EPISODES]      one of two ranks is stopped for a part of the time
     python benchmarks/faults/detect.py clean [STEPS]         nothing is done
-    sudo python benchmarks/faults/detect.py links [EPISODES] so does the link between two hosts of a lab
+    sudo python benchmarks/faults/detect.py links [EPISODES] the link of two hosts of a lab gives as many times less
     sudo python benchmarks/faults/detect.py start [RUNS]     one link of three is slow in every other run
 
 Ranks are slowed by SIGSTOP and SIGCONT in turns: of every period a share, such that own work takes so many times as

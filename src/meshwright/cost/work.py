@@ -45,8 +45,8 @@ class Sizes:
     kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
     `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
-    the loss, where that is not the stack's usual operators. `whole_logits`: tensor
-    ranks have all of them for the loss. `experts`: how those of a mixture are handled.
+    the loss, where that is not the stack's usual operators. `whole_logits`: every tensor rank has all logits for it.
+    `experts`: how those of a mixture are handled.
     """
 
     batch: FloatArray

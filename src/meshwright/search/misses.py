@@ -41,11 +41,12 @@ def nothing_legal(
         other = listed(model, cluster, replace(job, constraints=relaxed))
         if not other.count:
             continue
-        column, plans = where.rsplit(".", maxsplit=1)[-1], tuple(_some_plans(other, model, cluster, job))
-        legal = _legal_values(plans, column) if column in job.constraints.fix else []
+        column, some = where.rsplit(".", maxsplit=1)[-1], _some_plans(other, model, cluster, job)
+        first = next(some)
+        legal = _legal_values((first, *some), column) if column in job.constraints.fix else []
         what = f"{job.constraints.fix[column]} leaves no legal plan" if legal else "leaves no legal plan"
         fix = choices(legal) if legal else f"without it {other.count:,} plans are legal"
-        near = Design(model=model, cluster=cluster, job=job, plan=plans[0])
+        near = Design(model=model, cluster=cluster, job=job, plan=first)
         found.append(Problem(where=where, what=what, why=_broken(near) or _refusals(space), fix=fix))
     if found:
         return tuple(found)

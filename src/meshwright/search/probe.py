@@ -85,10 +85,10 @@ def _closed(
 def _design(row: Mapping[str, int], near: Design) -> Design:
     blocks, ranks, stages = len(near.model.blocks), row["pipeline"], row["pipeline"] * row["chunks"]
     turns = row["chunks"] == 2 and ScheduleKind(WORDS["schedule"][row["schedule"]]) in V_SHAPES
-    round_ = [index % ranks for index in range(stages)]
+    forth = list(range(ranks))
     layout = Layout(
         bounds=tuple(blocks * index // stages for index in range(stages + 1)),
-        ranks=tuple([*round_[:ranks], *reversed(round_[:ranks])] if turns else round_),
+        ranks=tuple([*forth, *reversed(forth)] if turns else forth * row["chunks"]),
     )
     table = PlanTable.build(dict(row), layouts=(layout,), syncs=meetings_of(near.job))
     length = near.job.sequence_length

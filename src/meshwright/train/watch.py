@@ -186,7 +186,7 @@ class Watch:
             self.suspicious = now
             return [ProbeLinks(num_bytes=now.num_bytes)]
         self.suspicious = None
-        said = "all ranks wait longer for each other, and none is busier than its peers"
+        said = "all ranks wait longer for each other, and none is slow beside its peers"
         told = [link for link in found if (Trouble.LINK, self._ranks_of(link)) not in self.open]
         if told:
             self.in_vain, self.patience = 0.0, PATIENCE

@@ -12,9 +12,8 @@ from torch import Tensor
 from meshwright.spec.synchronize import Rounds, SyncKind
 
 Total = Callable[[Tensor], Tensor]  # a number summed over all that the ranks of one learner hold
-Square = Callable[
-    [Tensor], Tensor
-]  # the sum of squares of what this rank counts of a flat tensor, (), in a learner once
+# The sum of squares, (), of what this rank counts of a flat tensor, in a learner once.
+Square = Callable[[Tensor], Tensor]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -18,8 +18,8 @@ _EVEN = frozenset({"all_reduce", "broadcast", "reduce", "all_gather", "reduce_sc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inquest:
-    """`suspects` kept others waiting and waited for nobody that had not come; `sentences` say so, and how it is
-    known."""
+    """`suspects` kept others waiting and waited for nobody themselves; `sentences` say so, and how it is known, or who
+    did not come out of what all had entered while others went on."""
 
     suspects: tuple[int, ...]
     sentences: tuple[str, ...]
@@ -41,11 +41,12 @@ def judge(logs: Mapping[int, RankLog], stacks: Mapping[int, Stack]) -> Inquest:
     for rank, others in missing.items():
         for other in others:
             behind[other].append(rank)
-    suspects = tuple(sorted(rank for rank in behind if not missing.get(rank)))
-    said = [*apart, *(_waited_for(rank, behind[rank], waiting, logs.get(rank)) for rank in suspects[:MOST_NAMED])]
-    if not suspects and not apart and waiting:
+    suspects = tuple(sorted(rank for rank in behind if rank not in waiting))
+    named = suspects or tuple(sorted(rank for rank in behind if not missing[rank]))
+    said = [*apart, *(_waited_for(rank, behind[rank], waiting, logs.get(rank)) for rank in named[:MOST_NAMED])]
+    if not named and not apart and waiting:
         said.append(_none_behind(waiting))
-    strange = [rank for rank in suspects if rank in stacks] if suspects else outliers(stacks)
+    strange = [rank for rank in named if rank in stacks] if named else outliers(stacks)
     said += [_stood_in(rank, stacks[rank]) for rank in strange[:MOST_NAMED]]
     return Inquest(suspects=suspects, sentences=tuple(said))
 
