@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from meshwright.run import workers
 from meshwright.run.train import train
 from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.incident import Trouble
@@ -53,6 +56,14 @@ def named_after(folder: Path, done: float) -> float:
     return lost.at - max([done, *held])
 
 
+def asked_second(of: int, process: int, options: int) -> os.waitid_result | None:
+    """The system's answer to who asks after a child that was killed and has been waited for."""
+    found = os.waitid(of, process, options)
+    if found is not None and found.si_code != os.CLD_EXITED:
+        raise ChildProcessError
+    return found
+
+
 @pytest.mark.parametrize("layout", [SHARDED, pytest.param(PIPELINED, marks=pytest.mark.slow)], ids=str)
 def test_a_rank_that_stops_is_named_by_those_that_waited_for_it(layout: Layout, tmp_path: Path) -> None:
     done = list[float]()
@@ -71,8 +82,14 @@ def test_a_rank_that_stops_is_named_by_those_that_waited_for_it(layout: Layout, 
     assert "rank 1 was last seen in step " in told
 
 
-def test_a_rank_that_dies_is_named_with_what_the_others_were_in(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent_asks_first", [False, True])
+def test_a_rank_that_dies_is_named_with_what_the_others_were_in(
+    agent_asks_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks the system second how it ended is not told."""
     done = list[float]()
+    if agent_asks_first:
+        monkeypatch.setattr(workers, "os", SimpleNamespace(**{**vars(os), "waitid": asked_second}))
 
     def kill() -> None:
         done.append(time.time())

@@ -117,8 +117,10 @@ def launch(
         while agent.is_alive():
             agent.join(_LOOK_SECONDS)
             lookout.look()
+        failures = {ranks[device]: failure for device, failure in agent.failures.items()}
+        lookout.conclude(failures)
     return Launched(
-        failures={ranks[device]: failure for device, failure in agent.failures.items()},
+        failures=failures,
         asked_to_stop=asked.once,
         killed=asked.at_once,
         ended=frozenset(lookout.ended),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +73,7 @@ class Lookout:
         if self.stood:
             self._end_those_that_stood(running)
         elif failed:
-            self._judge(failed, workers, running)
+            self._hear(failed, workers, running)
             self._end_others(running)
         else:
             self._watch(running)
@@ -97,17 +97,31 @@ class Lookout:
             for rank, worker in running.items():
                 self._kill(rank, worker)
 
-    def _judge(
+    def _hear(
         self, failed: Mapping[int, ProcessFailure], workers: Mapping[int, Worker], running: Mapping[int, Worker]
     ) -> None:
-        """Once who failed first is known it is told, unless by itself it says it better."""
+        """Who failed first is judged once it is known: at once where that is sure, and not before the agent has ended
+        where it alone knows how one of them ended."""
         if self._first is not None:
             return
         found = failure.read(failed)
-        first, since = found[0], min(workers[rank].ended or time.time() for rank in failed)
-        sure = first.nearness in (Nearness.OWN, Nearness.KILLED)
-        if not sure and running and time.time() - since < _DOUBT_SECONDS:
-            return
+        untold = [worker for worker in workers.values() if worker.is_untold]
+        since = min(worker.ended or time.time() for worker in [*untold, *(workers[rank] for rank in failed)])
+        if found[0].nearness in (Nearness.OWN, Nearness.KILLED):
+            self._judge(found)
+        elif untold or len(workers) < len(self.ranks):
+            self._since = since
+        elif not running or time.time() - since >= _DOUBT_SECONDS:
+            self._judge(found, running=running)
+
+    def conclude(self, failed: Mapping[int, ProcessFailure]) -> None:
+        """The agent has ended, and this is all that it says."""
+        if failed and self._first is None and not self.stood:
+            self._judge(failure.read(failed, ended=self.ended))
+
+    def _judge(self, found: Sequence[Failure], *, running: Collection[int] = ()) -> None:
+        """Who failed first is told, unless by itself it says it better."""
+        first = found[0]
         self._first, self._since = first, time.time()
         if first.nearness is Nearness.OWN or self.asked.at_once:
             return
@@ -151,9 +165,9 @@ class Lookout:
     def _end_others(self, running: Mapping[int, Worker]) -> None:
         """Those that are stopped, which the agent asks to end and which do not hear it, and those that have had time
         enough since another one was lost: they may be held where no signal is heard."""
-        if self._first is None:
+        if not self._since:
             return
-        lost = self._first.nearness is not Nearness.OWN
+        lost = self._first is None or self._first.nearness is not Nearness.OWN
         for rank, worker in running.items():
             self._looks[rank] = self._looks[rank] + 1 if worker.is_stopped else 0
             idle = worker.idle_seconds(since=self._since) > _GRACE_SECONDS

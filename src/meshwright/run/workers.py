@@ -47,6 +47,11 @@ class Worker:
         return self._failure
 
     @property
+    def is_untold(self) -> bool:
+        """Whether it has ended and the agent alone knows how."""
+        return self.ended is not None and self.code is None
+
+    @property
     def is_stopped(self) -> bool:
         try:
             return self.ended is None and bool(self.process.status() == psutil.STATUS_STOPPED)
