@@ -149,7 +149,7 @@ def test_a_link_that_is_slow_from_the_start_is_told_at_once_and_when_it_is_mende
     (began, first), (ended, last) = run.said
     assert began == SETTLING + 3, "step 7 was instrumented"
     assert first == "the link a - b gives 28.0 Mbit/s from the start, where the link a - c gives 83.9 Mbit/s"
-    assert run.probes == 4, "twice at first, after 200 steps and after 400"
+    assert run.probes == 4, "twice at first, after 25 steps and after 50 more"
     assert last == f"links between a and b give what others do, after {ended - began} steps"
     (incident,) = incidents_of(tmp_path)
     assert (incident.trouble, incident.ranks, incident.hosts) == (Trouble.LINK, (0, 1), ("a", "b"))
@@ -170,8 +170,8 @@ def test_links_that_give_what_they_gave_are_not_blamed_and_seldom_probed(tmp_pat
     run = Watched(tmp_path)
     run.run(own_seconds(4, 320, seed=2), network=network)
     assert run.said == []
-    assert run.probes == 3, "at first, at once, and after 200 steps"
-    assert run.watch.patience == 4 * PATIENCE
+    assert run.probes == 5, "at first, at once, after 25 steps, after 50 more and after 100 more"
+    assert run.watch.patience == 16 * PATIENCE
 
 
 def test_a_link_slower_by_three_tenths_is_told_each_time(tmp_path: Path) -> None:
@@ -207,13 +207,43 @@ def test_a_link_is_probed_again_where_waits_have_grown_since_it_gave_what_it_did
     assert 100 < incident.begun <= 120
 
 
+def test_a_link_is_told_soon_after_links_were_probed_in_vain(tmp_path: Path) -> None:
+    """Waits rise for what is no link and fall; the link that is slow then makes them rise by less."""
+    network, seeds, soon = np.full(220, 0.03), 8, 0
+    network[70:100] *= 1.6
+    network[130:] *= 1.35
+    for seed in range(seeds):
+        (tmp_path / str(seed)).mkdir()
+        run = Watched(tmp_path / str(seed))
+        own = own_seconds(4, 220, seed=seed)
+        run.run(own[:130], network=network[:130])
+        assert run.said == []
+        assert run.probes >= 2, "at first, and in vain"
+        run.hop_seconds = 0.135
+        run.run(own[130:], network=network[130:])
+        (incident,) = incidents_of(tmp_path / str(seed))
+        soon += 130 < incident.begun <= 150
+    assert soon >= 7
+
+
+def test_probes_that_stutter_blame_no_link_however_often_they_are_asked(tmp_path: Path) -> None:
+    """All wait longer to the end, for what is no link; one message of five takes three tenths longer than usual."""
+    network = np.full(3000, 0.02)
+    network[70:] *= 1.5
+    run, stutters = Watched(tmp_path), np.random.default_rng(3)
+    run.first_seconds = [0.1, *np.where(stutters.random(40) < 0.2, 0.13, 0.1).tolist()]
+    run.run(own_seconds(4, 3000, seed=2), network=network)
+    assert run.said == []
+    assert run.probes <= 12
+
+
 def test_a_probe_that_stutters_blames_no_link(tmp_path: Path) -> None:
     run = Watched(tmp_path)
     network = np.full(STEPS, 0.02)
     network[70:] *= 1.5
     run.first_seconds = [0.1, 0.2, 0.1]
     run.run(own_seconds(4, STEPS, seed=2), network=network)
-    assert (run.said, run.probes) == ([], 3)
+    assert (run.said, run.probes) == ([], 5), "at first, twice as one stutters, after 25 steps and after 50 more"
 
 
 def test_on_one_host_there_is_no_link_to_probe() -> None:

@@ -31,7 +31,7 @@ from meshwright.train.observe.links import SlowLink, least, slow_from_start, slo
 from meshwright.train.observe.slowness import WINDOW, Communication, DataWaits, Finding, SlowRanks
 
 SETTLING = 5  # steps of a process that say nothing of the next ones
-PATIENCE = 200  # steps until links that were not slow are probed again, then twice as many and so on,
+PATIENCE = 25  # steps until links that were not slow are probed again, then twice as many and so on,
 GROWN = 1.15  # unless waits are so many times as long as then
 _SLOW_SAVE = 3.0  # times the median of the saves before
 _SAVES = 3
@@ -120,6 +120,7 @@ class Watch:
             actions += self._data(found)
         for found in self.communication.see(times.waited, step_seconds=event.seconds):
             if not found.begins:
+                self.in_vain = 0.0
                 actions += self._end_links()
         if self._wants_probe():
             actions.append(ProbeLinks(num_bytes=self.links.num_bytes if self.links else 0))
@@ -131,7 +132,8 @@ class Watch:
 
     def _wants_probe(self) -> bool:
         """All wait longer for each other, no rank is slow, and there are links that could be; or some were slow from
-        the start, and may have been mended."""
+        the start, and may have been mended. Those that were probed in vain are so again soon, then ever later, and at
+        once where waits rise anew."""
         several = self.links is not None and len(self.links.hosts) > 1
         wanted = self.communication.risen and not self._told_links()
         due = self.seen >= self.due or (wanted and self.communication.ratio > GROWN * self.in_vain)
