@@ -199,6 +199,12 @@ def test_a_module_that_nothing_divides_is_refused() -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_nearest_number_of_tensor_ranks_that_divides_is_named() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    with pytest.raises(ConfigError, match=r"no matrix divides over 3 tensor ranks .*; use tensor 2 or 4$"):
+        parallelize(module, plan_of_degrees(tensor=3), example=(torch.zeros(1, 4),))
+
+
 def test_recompute_needs_blocks() -> None:
     with pytest.raises(ConfigError, match=r"Linear: no list of alike blocks"):
         parallelize(nn.Linear(4, 4), plan_of_degrees(recompute="full"))

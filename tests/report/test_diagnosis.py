@@ -67,7 +67,7 @@ def test_a_dead_run_says_who_kept_it_waiting_and_what_was_told_before(run_dir: P
     assert "known by  its thread waited for a core" in text
     assert found.failures == ("rank 1 was killed (signal 9)",)
     assert [use.rank for use in found.ranks] == [0, 1, 2, 3]
-    assert found.ranks[0].longest == "all_reduce 2 (default_pg) in step 21"
+    assert found.ranks[0].longest == "all_reduce 2 (all ranks) in step 21"
 
 
 def test_a_run_that_ended_well_is_healthy(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright import catalog
+from meshwright import catalog, search
 from meshwright.search.constraints import limits
-from meshwright.spec.errors import ConfigError
+from meshwright.spec.errors import ConfigError, NoPlanFits
 from meshwright.spec.job import Constraints
+from tests.search import search_samples as samples
+
+EIGHT = samples.cluster(samples.nodes(devices_per_node=8))
 
 
 def test_values_are_read_into_the_columns_of_a_plan() -> None:
@@ -62,3 +65,28 @@ def test_short_names_are_columns_in_files_and_settings_too() -> None:
     assert limits(job.constraints).fixed == {"tensor": 2}
     with pytest.raises(ConfigError, match="tensor is named twice"):
         catalog.load_job(None, sets=["constraints.fix.tp=2", "constraints.fix.tensor=4"])
+
+
+def test_more_stages_than_a_model_has_blocks_are_told_with_how_many_it_has() -> None:
+    with pytest.raises(NoPlanFits) as raised:
+        search.design(
+            samples.model(layers=2),
+            samples.cluster(samples.nodes(devices_per_node=8)),
+            samples.job(constraints=Constraints(fix={"pipeline": 100_000})),
+        )
+    text = str(raised.value)
+    assert "100,000 stages are more than the 4 blocks of the model (2 layers, embedding and head)" in text
+    assert "choose 1, 2 or 4" in text
+
+
+@pytest.mark.parametrize("fixed", ["expert", "expert_tensor"])
+def test_ranks_for_experts_of_a_model_without_any_are_refused(fixed: str) -> None:
+    with pytest.raises(NoPlanFits) as raised:
+        search.design(
+            samples.model(),
+            samples.cluster(samples.nodes(devices_per_node=8)),
+            samples.job(constraints=Constraints(fix={fixed: 7})),
+        )
+    text = str(raised.value)
+    assert f"job.constraints.fix.{fixed}: 7 leaves no legal plan" in text
+    assert "the model has no experts, rule experts-divide" in text

@@ -18,7 +18,7 @@ from meshwright.parallel.foreign_parts import Parts, recompute_forward
 from meshwright.parallel.foreign_rules import apart_from, blocks_of, recompute_of, unfit_for
 from meshwright.parallel.mesh import Mesh, build_mesh
 from meshwright.parallel.precision import Dtypes, dtypes
-from meshwright.parallel.rules import Rules, derive
+from meshwright.parallel.rules import Rules, derive, nearest_divisions
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import tree_map
 from meshwright.parallel.trace import Example
@@ -152,7 +152,8 @@ def parallelize(
         if not rules.divided:
             what = f"no matrix divides over {plan.tensor} tensor ranks"
             why = "; ".join(rules.describe().splitlines())
-            raise ConfigError(Problem(what=what, where=type(module).__name__, why=why, fix="use tensor 1"))
+            fix = f"use tensor {' or '.join(map(str, nearest_divisions(module, example, tensor=plan.tensor)))}"
+            raise ConfigError(Problem(what=what, where=type(module).__name__, why=why, fix=fix))
     where = torch.device(device) if device is not None else _home(module)
     mesh = build_mesh(plan, device_type=where.type)
     return _lay(module, plan, mesh=mesh, rules=rules, kinds=kinds, device=where)

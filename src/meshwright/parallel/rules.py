@@ -26,6 +26,7 @@ from meshwright.parallel.torch_compat import plain, tree_map
 from meshwright.parallel.trace import Example, Given, Stood, imagined, without_memory
 from meshwright.spec.errors import ConfigError, Problem
 
+_MOST_TRIED = 8  # other numbers of ranks, where one divides nothing
 _MATRICES = {"linear", "matmul", "mm", "addmm"}
 
 
@@ -89,6 +90,26 @@ def derive(module: nn.Module, example: Example, *, tensor: int) -> Rules:
             trial.learn(conflict)
     trial.extend(names)
     return Rules(ranks=tensor, parts={name: trial.part(name) for name in names})
+
+
+def nearest_divisions(module: nn.Module, example: Example, *, tensor: int) -> tuple[int, ...]:
+    """The numbers of ranks nearest to `tensor` that divide any matrix of `module`; 1 where none of a few does."""
+    sizes = {size for parameter in module.parameters() for size in parameter.shape}
+    tried = 0
+    for apart in range(1, tensor):
+        near = [ranks for ranks in (tensor - apart, tensor + apart) if any(size % ranks == 0 for size in sizes)]
+        found = tuple(ranks for ranks in near if ranks > 1 and _divides(module, example, tensor=ranks))
+        tried += len(near)
+        if found or tried > _MOST_TRIED:
+            return found or (1,)
+    return (1,)
+
+
+def _divides(module: nn.Module, example: Example, *, tensor: int) -> bool:
+    try:
+        return bool(derive(module, example, tensor=tensor).divided)
+    except ConfigError:
+        return False
 
 
 @dataclass(slots=True, kw_only=True)

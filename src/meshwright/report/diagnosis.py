@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _SILENT_SECONDS = 5.0  # after which a rank is told that is heard of less than the others
 _MOST_RANKS = 16
+_NAMES = {"default_pg": "all ranks", "undefined": ""}  # of groups, as torch calls them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +162,7 @@ def _use(log: RankLog, run_dir: Path, *, newest: float) -> RankUse:
 
 
 def _named(entry: Entry) -> str:
-    what = entry.group.described if entry.group.described not in ("", "undefined") else ""
+    what = _NAMES.get(entry.group.described, entry.group.described)
     return f"{entry.operation} {entry.sequence:,}{f' ({what})' if what else ''} in step {entry.step}"
 
 

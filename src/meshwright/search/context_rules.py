@@ -60,6 +60,9 @@ def experts_divide(design: Design) -> Problem | None:
     plan, grid = design.plan, design.plan.experts
     if grid is None:
         return None
+    found = tuple(mixtures(design.model))
+    if not found:
+        return Problem(where="plan.experts", what="the model has no experts", fix="leave it out")
     ranks = plan.world_size // plan.pipeline
     if grid.expert < 1 or grid.tensor < 1 or ranks % (grid.expert * grid.tensor):
         what = f"expert {grid.expert} x tensor {grid.tensor} does not divide the {ranks} ranks of a stage"
@@ -67,9 +70,6 @@ def experts_divide(design: Design) -> Problem | None:
     if plan.tensor > 1 and not all(group.sequence_parallel for _, group in groups_of(plan)):
         what = "tensor ranks hold the same tokens, and a grid of experts is sent different ones by each"
         return Problem(where="plan.experts", what=what, fix="choose sequence parallel")
-    found = tuple(mixtures(design.model))
-    if not found:
-        return Problem(where="plan.experts", what="the model has no experts", fix="leave it out")
     for part in found:
         if part.experts % grid.expert:
             what = f"{grid.expert} ranks do not divide {part.experts} experts"

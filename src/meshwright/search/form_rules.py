@@ -22,6 +22,10 @@ def stages_hold_blocks(design: Design) -> Problem | None:
     stages, blocks = design.plan.stages, len(design.model.blocks)
     if not stages:
         return Problem(where="plan.stages", what="the plan has no stages", fix="give it one or more")
+    if len(stages) > blocks:
+        held = f"{len(design.model.layers):,} layers, embedding and head"
+        what = f"{len(stages):,} stages are more than the {blocks:,} blocks of the model ({held})"
+        return Problem(where="plan.stages", what=what, fix=f"choose {blocks:,} stages or fewer")
     for index, stage in enumerate(stages):
         if not stage.groups:
             return Problem(where=f"plan.stages[{index}]", what="the stage holds no blocks", fix="give it one or more")

@@ -305,14 +305,11 @@ def _pipeline_and_data(product: Product, model: ModelSpec, cluster: ClusterSpec,
 def _experts(product: Product, model: ModelSpec) -> None:
     """The grid of experts; 0 by 0 is none, which a grid that divides experts as the tensor axis does would repeat."""
     parts = tuple(mixtures(model))
-    if not parts:
-        product.times(["expert", "expert_tensor"], [[0, 0]])
-        return
     ranks = product["tensor"] * product["context"] * product["data"]
 
     def grids(size: int) -> list[list[int]]:
         found = [[0, 0]]
-        for expert in divisors(size):
+        for expert in divisors(size) if parts else ():
             if any(part.experts % expert for part in parts):
                 continue
             slices = (count for count in divisors(size // expert) if all(part.hidden % count == 0 for part in parts))
