@@ -12,7 +12,7 @@ help:
 	@echo "make demo        the whole journey on this machine: plan, predict, train, compare, look"
 	@echo "make test        style, types and every test that a change must pass"
 	@echo "make test-full   the same with the slow tests"
-	@echo "make fuzz        a million broken inputs of every kind; some tens of minutes"
+	@echo "make fuzz        a million broken inputs, no two alike; most of an hour on two idle cores"
 	@echo "make check       style, types and the laws of the house; no processes started"
 	@echo "make bench-NAME  one benchmark of benchmarks/ (a table target | measured; raw JSON kept)"
 	@echo "make docs        the documentation as pages under site/"

@@ -1,124 +1,153 @@
-"""The full run: `python -m tests.fuzz` breaks a million inputs of every kind and tells those that broke a reader.
+"""The full run: `python -m tests.fuzz` tries a million broken inputs, no two alike, and tells what broke a reader.
 
-Inputs are made from seeds, so that each can be made again; `--only KIND --seed SEED --inputs 1` does.
+Each finding is told with the line that makes its smallest input again.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
+import math
 import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
 from tests.fuzz import runs, specs, stores, texts
-from tests.fuzz.kind import Finding, Kind, attempt, bounded_memory
+from tests.fuzz.engine import Ended, again, batch
+from tests.fuzz.kind import Kind, bounded_memory
 
 KINDS: tuple[Kind, ...] = (*specs.KINDS, *runs.KINDS, *stores.KINDS, *texts.KINDS)
+NAMED: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
 MILLION = 1_000_000
 _TELL_SECONDS = 5.0
-_MOST_TOLD = 3  # findings of one place in the source
-
-
-@dataclass(slots=True)
-class Tally:
-    """What became of inputs until now."""
-
-    tried: Counter[str] = field(default_factory=Counter)
-    taken: Counter[str] = field(default_factory=Counter)
-    found: dict[str, list[Finding]] = field(default_factory=dict)
-
-    def add(self, kind: Kind, ended: Finding | bool) -> None:
-        self.tried[kind.name] += 1
-        if isinstance(ended, Finding):
-            place = f"{ended.kind} {ended.told.partition(':')[0]} {ended.told.rpartition(' at ')[2]}"
-            self.found.setdefault(place, []).append(ended)
-            if len(self.found[place]) <= _MOST_TOLD:
-                print(f"FOUND {ended}", flush=True)
-        else:
-            self.taken[kind.name] += ended
-
-
-def order(inputs: int, seed: int) -> Iterator[tuple[Kind, int]]:
-    """Every kind in its share, all the time."""
-    shares = sum(kind.share for kind in KINDS)
-    owed = {kind.name: 0.0 for kind in KINDS}
-    given = Counter[str]()
-    for number in range(1, inputs + len(KINDS) + 1):
-        for kind in KINDS:
-            while owed[kind.name] + kind.share / shares >= given[kind.name] + 1:
-                yield kind, seed + given[kind.name]
-                given[kind.name] += 1
-            owed[kind.name] = number * kind.share / shares
-
-
-def fuzz(share: Share) -> Tally:
-    """What became of the inputs of one process."""
-    warnings.simplefilter("ignore")
-    tally, began, told = Tally(), time.monotonic(), 0.0
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as place, bounded_memory():
-        folders = {kind.name: Path(place) / str(number) for number, kind in enumerate(KINDS)}
-        for folder in folders.values():
-            folder.mkdir()
-        for done, (kind, seed) in enumerate(share.inputs(), 1):
-            tally.add(kind, attempt(kind, seed, folder=folders[kind.name]))
-            if time.monotonic() - told > _TELL_SECONDS:
-                told = time.monotonic()
-                found = sum(map(len, tally.found.values()))
-                whose = f"process {share.process}: " if share.processes > 1 else ""
-                print(f"{whose}{done:,} inputs in {told - began:.0f} s, {found:,} found", flush=True)
-    return tally
+_MOST_AT_ONCE = 1000  # inputs of a batch
+_MOST_TRIES = 2  # for each input that is asked for: of few words only so many inputs can be made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """Every so many-th of `count` inputs, of `only` one kind or of all."""
+class Task:
+    """A batch of one kind."""
 
-    count: int
+    kind: str
+    seed: str
+    inputs: int
+    known: frozenset[str]
+
+    def run(self) -> Ended:
+        faulthandler.enable()
+        warnings.simplefilter("ignore")
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as place, bounded_memory():
+            kind = NAMED[self.kind]
+            return batch(kind, seed=self.seed, inputs=self.inputs, known=self.known, folder=Path(place))
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What became of inputs until now, and whose turn is next: each kind has its share of all inputs all the time."""
+
+    shares: Mapping[str, float]
+    inputs: int
     seed: int
-    only: str | None
-    evenly: bool
-    process: int
-    processes: int
+    given: Counter[str] = field(default_factory=Counter)
+    batches: Counter[str] = field(default_factory=Counter)
+    ended: dict[str, Ended] = field(default_factory=dict)
 
-    def inputs(self) -> Iterator[tuple[Kind, int]]:
-        return islice(self._all(), self.process, None, self.processes)
+    @property
+    def tried(self) -> int:
+        return sum(ended.tried for ended in self.ended.values())
 
-    def _all(self) -> Iterator[tuple[Kind, int]]:
-        if self.only:
-            kind = next(kind for kind in KINDS if kind.name == self.only)
-            return ((kind, self.seed + number) for number in range(self.count))
-        if self.evenly:
-            each = -(-self.count // len(KINDS))
-            return ((kind, self.seed + number) for kind in KINDS for number in range(each))
-        return islice(order(self.count, self.seed), self.count)
+    @property
+    def different(self) -> int:
+        return sum(len(ended.seen) for ended in self.ended.values())
+
+    @property
+    def broken(self) -> Counter[str]:
+        return sum((ended.broken for ended in self.ended.values()), Counter[str]())
+
+    def wants_more(self) -> bool:
+        """Once those that are under way have ended as well as the others did."""
+        under_way = self.given.total() - self.tried
+        return self.different + under_way < self.inputs and self.given.total() < _MOST_TRIES * self.inputs
+
+    def next_task(self) -> Task:
+        name = min(self.shares, key=lambda name: self.given[name] / self.shares[name])
+        most = math.ceil(self.inputs * self.shares[name] / sum(self.shares.values()))
+        task = Task(
+            kind=name,
+            seed=f"{name} {self.seed} {self.batches[name]}",
+            inputs=min(most, _MOST_AT_ONCE),
+            known=frozenset(self.broken),
+        )
+        self.given[name] += task.inputs
+        self.batches[name] += 1
+        return task
+
+    def add(self, task: Task, ended: Ended) -> None:
+        told = self.broken
+        for finding in ended.findings:
+            if finding.place not in told:
+                print(f"FOUND {finding}", flush=True)
+        self.given[task.kind] += ended.tried - task.inputs
+        self.ended.setdefault(task.kind, Ended()).add(ended)
+
+    @property
+    def line(self) -> str:
+        broken = self.broken
+        found = f"{broken.total():,} found in {len(broken)} places"
+        return f"{self.tried:,} inputs, {self.different:,} different, {found}"
+
+    def tell(self) -> None:
+        for name, ended in self.ended.items():
+            became = f"{ended.taken:,} taken, {ended.refused:,} refused in words"
+            print(f"{ended.tried:>9,} {name}: {len(ended.seen):,} different; {became}")
+        print(self.line)
+
+
+def fuzz(tally: Tally, *, processes: int) -> int:
+    """The exit code once all batches have ended: 1 where something was found."""
+    under_way: dict[Future[Ended], Task] = {}
+    began, told = time.monotonic(), 0.0
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        try:
+            while under_way or tally.wants_more():
+                while len(under_way) < 2 * processes and tally.wants_more():
+                    task = tally.next_task()
+                    under_way[pool.submit(task.run)] = task
+                for future in wait(under_way, timeout=_TELL_SECONDS, return_when=FIRST_COMPLETED).done:
+                    tally.add(under_way[future], future.result())
+                    del under_way[future]
+                if time.monotonic() - told > _TELL_SECONDS:
+                    told = time.monotonic()
+                    print(f"{tally.line} in {told - began:.0f} s", flush=True)
+        except BrokenProcessPool:
+            seeds = ", ".join(f'"{task.seed}"' for task in under_way.values())
+            print(f"FOUND a process that died in a batch of one of these seeds: {seeds}")
+            tally.tell()
+            return 1
+    tally.tell()
+    return int(bool(tally.broken))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=MILLION)
-    parser.add_argument("--seed", type=int, default=0, help="of the first input of every kind")
+    parser.add_argument("--inputs", type=int, default=MILLION, help="that differ")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--evenly", action="store_true", help="as many of each kind as of any other")
-    parser.add_argument("--only", choices=[kind.name for kind in KINDS], help="one kind alone")
+    parser.add_argument("--only", choices=NAMED, help="one kind alone")
+    parser.add_argument("--again", metavar="BLOB", help="the input that was found, of the kind of --only")
     parser.add_argument("--processes", type=int, default=1, help="how many share the inputs")
     asked = parser.parse_args()
-    given = {"count": asked.inputs, "seed": asked.seed, "only": asked.only, "evenly": asked.evenly}
-    shares = [Share(**given, process=number, processes=asked.processes) for number in range(asked.processes)]
-    if asked.processes == 1:
-        tallies = [fuzz(shares[0])]
-    else:
-        with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
-            tallies = list(pool.map(fuzz, shares))
-    tried, taken = (sum((getattr(tally, name) for tally in tallies), Counter[str]()) for name in ("tried", "taken"))
-    for name, count in tried.items():
-        print(f"{count:>9,} {name}: {taken[name]:,} taken, the others refused in words")
-    found = sum(len(each) for tally in tallies for each in tally.found.values())
-    places = {place for tally in tallies for place in tally.found}
-    print(f"{sum(tried.values()):,} inputs, {found:,} found in {len(places)} places")
-    return int(bool(found))
+    kinds: Sequence[Kind] = (NAMED[asked.only],) if asked.only else KINDS
+    if asked.again:
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as place, bounded_memory():
+            again(kinds[0], asked.again, folder=Path(place))
+        return 0
+    shares = {kind.name: 1.0 if asked.evenly else kind.share for kind in kinds}
+    return fuzz(Tally(shares=shares, inputs=asked.inputs, seed=asked.seed), processes=asked.processes)

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 HUGE = 1 << 63
+_EVEN = 256  # of a range no larger than this, hypothesis draws all alike
 NAMES = (
     "",
     "a",
@@ -58,6 +59,18 @@ NUMBERS = (
 )
 
 
+def once_in(times: int, rng: Random) -> bool:
+    """True once in so many times; what is made smaller comes to be False."""
+    return rng.randrange(times) == times - 1
+
+
+def somewhere(length: int, rng: Random) -> int:
+    """A place in so many, each about as likely as any other: hypothesis draws small numbers of large ranges."""
+    if length <= _EVEN:
+        return rng.randrange(length)
+    return min(length - 1, rng.randrange(-(-length // _EVEN)) * _EVEN + rng.randrange(_EVEN))
+
+
 def odd(rng: Random) -> Any:
     """A value that is seldom what is expected."""
     kind = rng.randrange(8)
@@ -104,14 +117,14 @@ def _break_once(rng: Random, value: Any) -> Any:
         inner = [
             item for item in (place.values() if isinstance(place, dict) else place) if isinstance(item, dict | list)
         ]
-        if not inner or rng.random() < 0.2:
+        if not inner or once_in(5, rng):
             break
         place = rng.choice(inner)
     if isinstance(place, dict):
         _break_table(rng, place)
     elif isinstance(place, list):
         _break_list(rng, place)
-    return odd(rng) if rng.random() < 0.01 else value
+    return odd(rng) if once_in(100, rng) else value
 
 
 def _break_table(rng: Random, table: dict[Any, Any]) -> None:
@@ -123,7 +136,7 @@ def _break_table(rng: Random, table: dict[Any, Any]) -> None:
     if act == 1:
         del table[key]
     elif act == 2:
-        table[key[:-1] if rng.random() < 0.5 else f"{key}s"] = table.pop(key)
+        table[key[:-1] if once_in(2, rng) else f"{key}s"] = table.pop(key)
     elif act == 3:
         table[key] = table[rng.choice(keys)]
     elif act == 4:
@@ -173,12 +186,12 @@ def nudged(rng: Random, number: float) -> Any:
 def json_text(rng: Random, value: Any) -> str:
     """The value as JSON, sometimes with something wrong in the text itself."""
     text = json.dumps(value)
-    return break_text(rng, text) if rng.random() < 0.2 else text
+    return break_text(rng, text) if once_in(5, rng) else text
 
 
 def break_text(rng: Random, text: str) -> str:
     """The text cut off, with a piece gone, twice or foreign in it, or with a line twice."""
-    act, at = rng.randrange(8), rng.randrange(len(text) + 1)
+    act, at = rng.randrange(8), somewhere(len(text) + 1, rng)
     stop = min(len(text), at + rng.choice((1, 2, 8, 60)))
     if act == 7:
         return text
@@ -219,7 +232,7 @@ def break_lines(rng: Random, text: str) -> str:
         if not lines:
             return ""
     broken = "\n".join(lines)
-    return break_text(rng, broken) if rng.random() < 0.15 else broken
+    return break_text(rng, broken) if once_in(7, rng) else broken
 
 
 def toml_value(rng: Random) -> str:
@@ -241,7 +254,7 @@ def break_bytes(rng: Random, content: bytes) -> bytes:
     for _ in range(rng.choice((0, 1, 1, 1, 2, 5))):
         if not broken:
             return rng.randbytes(rng.randrange(40))
-        act, at = rng.randrange(7), rng.randrange(len(broken))
+        act, at = rng.randrange(7), somewhere(len(broken), rng)
         stop = min(len(broken), at + rng.choice((1, 4, 8, 64)))
         if act == 0:
             del broken[at:]

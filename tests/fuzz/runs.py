@@ -29,9 +29,9 @@ from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.inquest import inquest
 from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import last_seen
-from tests.fuzz.kind import Kind
-from tests.fuzz.mutate import break_bytes, break_text, break_value, json_text, odd
-from tests.fuzz.specs import ROOT, designs, put
+from tests.fuzz.kind import Files, Kind, of_file, of_files, put
+from tests.fuzz.mutate import break_bytes, break_text, break_value, json_text, odd, once_in
+from tests.fuzz.specs import ROOT, designs
 
 PUBLISHED = ROOT / "examples" / "published.csv"
 Rows = list[Any]
@@ -44,7 +44,7 @@ def jsonl(rng: Random, rows: Rows) -> bytes:
         json_text(rng, break_value(rng, row)) if index in at else json.dumps(row) for index, row in enumerate(rows)
     ]
     content = ("\n".join(lines) + rng.choice(("", "\n"))).encode("utf-8", "surrogatepass")
-    return break_bytes(rng, content) if rng.random() < 0.2 else content
+    return break_bytes(rng, content) if once_in(5, rng) else content
 
 
 METRICS: Rows = [{"step": step, "loss": 2.0 / step, "tokens": 100 * step, "seconds": 0.1} for step in range(1, 6)]
@@ -70,55 +70,35 @@ ENVIRONMENT = {"host": "a", "versions": {"torch": "2"}}
 SPANS: Rows = [{"name": "forward", "rank": 0, "start": 1.0, "seconds": 0.1, "stage": 0, "microbatch": 1, "step": 2}]
 
 
-def metrics(rng: Random, folder: Path) -> object:
-    (folder / "metrics.jsonl").write_bytes(jsonl(rng, METRICS))
-    return steps_of(folder), losses(folder)
+def metrics(rng: Random) -> Files:
+    return {"metrics.jsonl": jsonl(rng, METRICS)}
 
 
-def marks(rng: Random, folder: Path) -> object:
-    (folder / "goodput.jsonl").write_bytes(jsonl(rng, MARKS))
+def marks(rng: Random) -> Files:
+    return {"goodput.jsonl": jsonl(rng, MARKS)}
+
+
+def read_marks(folder: Path) -> object:
     found = goodput_of(folder)
     keeper = Timekeeper(folder, clock=lambda: 8.0)
     return found, keeper.ettr, keeper.summary
 
 
-def incidents(rng: Random, folder: Path) -> object:
-    (folder / "incidents.jsonl").write_bytes(jsonl(rng, INCIDENTS))
-    return [incident.line for incident in incidents_of(folder)]
+def incidents(rng: Random) -> Files:
+    return {"incidents.jsonl": jsonl(rng, INCIDENTS)}
 
 
-def whereabouts(rng: Random, folder: Path) -> object:
-    (folder / "whereabouts").mkdir(exist_ok=True)
+def whereabouts(rng: Random) -> Files:
     text = json_text(rng, break_value(rng, WHEREABOUTS)).encode("utf-8", "surrogatepass")
-    (folder / "whereabouts" / "rank-00000.json").write_bytes(rng.choice((text, break_bytes(rng, text))))
-    return str(last_seen(folder, 0))
+    return {"whereabouts/rank-00000.json": rng.choice((text, break_bytes(rng, text)))}
 
 
-def outcome(rng: Random, folder: Path) -> object:
+def outcome(rng: Random) -> Files:
     ended = {"ending": "finished", "step": 5, "total_steps": 5, "tokens": 500, "seconds": 1.0, "loss": 1.0, "schema": 1}
-    put(folder, "outcome.json", json_text(rng, break_value(rng, ended)))
-    return read_ended(folder)
+    return {"outcome.json": json_text(rng, break_value(rng, ended))}
 
 
-def run_folder(rng: Random, folder: Path) -> object:
-    """Read as diagnoses read it."""
-    spoil_run(rng, folder)
-    return diagnose(folder).lines()
-
-
-def pages(rng: Random, folder: Path) -> object:
-    """What is shown of it: the page, the trace, the explanation, and the comparison with itself."""
-    spoil_run(rng, folder)
-    read_run(folder)
-    act = rng.randrange(4)
-    if act == 0:
-        return write_page([folder], folder / "out" / "page.html")
-    if act == 1:
-        return write_trace(folder, folder / "out" / "trace.json")
-    return explain(folder) if act == 2 else compare(folder, folder)
-
-
-def spoil_run(rng: Random, folder: Path) -> None:
+def run_folder(rng: Random) -> Files:
     """A whole run of which one file is spoilt."""
     files: dict[str, Callable[[], bytes]] = {
         "metrics.jsonl": lambda: jsonl(rng, METRICS),
@@ -132,11 +112,35 @@ def spoil_run(rng: Random, folder: Path) -> None:
         "design.json": lambda: json_text(rng, break_value(rng, designs()[0])).encode("utf-8", "surrogatepass"),
     }
     spoilt = rng.choice(tuple(files))
-    for name in files:
-        (folder / name).unlink(missing_ok=True)
-    (folder / "design.json").write_text(json.dumps(designs()[0]))
-    (folder / spoilt).parent.mkdir(exist_ok=True)
-    (folder / spoilt).write_bytes(files[spoilt]())
+    return {"design.json": json.dumps(designs()[0]), spoilt: files[spoilt]()}
+
+
+def read_run_folder(files: Files, folder: Path) -> object:
+    """Read as diagnoses read it."""
+    put_alone(files, folder)
+    return diagnose(folder).lines()
+
+
+def put_alone(files: Files, folder: Path) -> None:
+    for path in folder.rglob("*.json*"):
+        path.unlink()
+    put(folder, files)
+
+
+def pages(rng: Random) -> tuple[Files, int]:
+    return run_folder(rng), rng.randrange(4)
+
+
+def read_pages(made: tuple[Files, int], folder: Path) -> object:
+    """What is shown of it: the page, the trace, the explanation, and the comparison with itself."""
+    files, act = made
+    put_alone(files, folder)
+    read_run(folder)
+    if act == 0:
+        return write_page([folder], folder / "out" / "page.html")
+    if act == 1:
+        return write_trace(folder, folder / "out" / "trace.json")
+    return explain(folder) if act == 2 else compare(folder, folder)
 
 
 @cache
@@ -161,17 +165,14 @@ def ring() -> tuple[bytes, str]:
         return (folder / "rank-00000.bin").read_bytes(), (folder / "rank-00000.json").read_text()
 
 
-def rings(rng: Random, folder: Path) -> object:
+def rings(rng: Random) -> Files:
     content, groups = ring()
-    place = folder / "collectives"
-    place.mkdir(exist_ok=True)
+    files: dict[str, str | bytes] = {}
     for rank in range(2):
-        spoilt = rng.random() < 0.7
-        (place / f"rank-{rank:05d}.bin").write_bytes(break_bytes(rng, content) if spoilt else content)
-        told = break_value(rng, json.loads(groups)) if rng.random() < 0.5 else json.loads(groups)
-        put(place, f"rank-{rank:05d}.json", json_text(rng, told))
-    read_logs(folder)
-    return inquest(folder)
+        files[f"collectives/rank-{rank:05d}.bin"] = content if once_in(3, rng) else break_bytes(rng, content)
+        told = break_value(rng, json.loads(groups)) if once_in(2, rng) else json.loads(groups)
+        files[f"collectives/rank-{rank:05d}.json"] = json_text(rng, told)
+    return files
 
 
 @cache
@@ -180,35 +181,60 @@ def table() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def published(rng: Random, folder: Path) -> object:
+def published(rng: Random) -> Files:
     rows = [dict(rng.choice(table())) for _ in range(3)]
     for _ in range(rng.choice((1, 2, 5))):
         row = rng.choice(rows)
         row[rng.choice(tuple(row))] = str(odd(rng))
     names = list(rows[0])
-    if rng.random() < 0.1:
+    if once_in(10, rng):
         names[rng.randrange(len(names))] = rng.choice(("gpu", "", "x"))
     out = io.StringIO()
     writer = csv.writer(out)
     writer.writerow(names)
     writer.writerows(list(row.values()) for row in rows)
-    text = out.getvalue() if rng.random() < 0.8 else break_text(rng, out.getvalue())
-    (folder / "runs.csv").write_bytes(text.encode("utf-8", "surrogatepass"))
-    for run in read_runs(folder / "runs.csv"):
+    return {"runs.csv": break_text(rng, out.getvalue()) if once_in(5, rng) else out.getvalue()}
+
+
+def read_published(path: Path) -> None:
+    for run in read_runs(path):
         told = run.faults, run.seconds, run.tokens, run.noise, run.stack, run.died
         with suppress(InexpressibleError):
             _ = told[0] or express(run)
-    return None
 
 
 KINDS = (
-    Kind(name="metrics", attempt=metrics, refuses=False, share=6),
-    Kind(name="marks", attempt=marks, refuses=False, share=4),
-    Kind(name="incidents", attempt=incidents, refuses=False, share=3),
-    Kind(name="whereabouts", attempt=whereabouts, refuses=False, share=6),
-    Kind(name="outcome", attempt=outcome, share=3),
-    Kind(name="run folder", attempt=run_folder, share=0.5),
-    Kind(name="pages of a run", attempt=pages, share=0.05, quick=8),
-    Kind(name="logs of collectives", attempt=rings, refuses=False, share=3),
-    Kind(name="published runs", attempt=published, share=1.5),
+    Kind(
+        name="metrics",
+        make=metrics,
+        read=of_files(lambda folder: (steps_of(folder), losses(folder))),
+        refuses=False,
+        share=6,
+    ),
+    Kind(name="marks", make=marks, read=of_files(read_marks), refuses=False, share=4),
+    Kind(
+        name="incidents",
+        make=incidents,
+        read=of_files(lambda folder: [incident.line for incident in incidents_of(folder)]),
+        refuses=False,
+        share=3,
+    ),
+    Kind(
+        name="whereabouts",
+        make=whereabouts,
+        read=of_files(lambda folder: str(last_seen(folder, 0))),
+        refuses=False,
+        share=6,
+    ),
+    Kind(name="outcome", make=outcome, read=of_files(read_ended), share=3),
+    Kind(name="run folder", make=run_folder, read=read_run_folder, share=0.5),
+    Kind(name="pages of a run", make=pages, read=read_pages, share=0.05, quick=8),
+    Kind(
+        name="logs of collectives",
+        make=rings,
+        read=of_files(lambda folder: (read_logs(folder), inquest(folder))),
+        refuses=False,
+        share=3,
+    ),
+    Kind(name="published runs", make=published, read=of_file("runs.csv", read_published), share=1.5),
 )

@@ -24,8 +24,8 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.faults import FaultKind, read_fault
 from meshwright.spec.plan import Design
 from tests.export.test_readers import DEEPSPEED, MEGATRON, TITAN
-from tests.fuzz.kind import Kind
-from tests.fuzz.mutate import NUMBERS, WORDS, break_lines, break_text, break_value, json_text
+from tests.fuzz.kind import Files, Kind, of_file
+from tests.fuzz.mutate import NUMBERS, WORDS, break_lines, break_text, break_value, json_text, once_in
 from tests.support.designs import Layout, design, with_speed
 from tests.support.models import all_models
 
@@ -51,12 +51,6 @@ FAULTS = {
     FaultKind.PARTITION: "seconds=5@step=40",
     FaultKind.PREEMPT: "@seconds=30",
 }
-
-
-def put(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    return path
 
 
 @cache
@@ -87,49 +81,48 @@ def designs() -> list[Any]:
     return [codec.encode(replace(each, job=replace(each.job, seed=1))) for each in made]
 
 
-def model_config(rng: Random, folder: Path) -> object:
-    return catalog.load_model(put(folder, "config.json", json_text(rng, break_value(rng, rng.choice(configs())))))
+def model_config(rng: Random) -> Files:
+    return {"config.json": json_text(rng, break_value(rng, rng.choice(configs())))}
 
 
-def whole_model(rng: Random, folder: Path) -> object:
-    return catalog.load_model(put(folder, "model.json", json_text(rng, break_value(rng, rng.choice(whole_models())))))
+def whole_model(rng: Random) -> Files:
+    return {"model.json": json_text(rng, break_value(rng, rng.choice(whole_models())))}
 
 
-def short_model(rng: Random, folder: Path) -> object:
-    return catalog.load_model(put(folder, "model.toml", break_lines(rng, rng.choice(SHORT_FORMS))))
+def short_model(rng: Random) -> Files:
+    return {"model.toml": break_lines(rng, rng.choice(SHORT_FORMS))}
 
 
-def cluster(rng: Random, folder: Path) -> object:
-    found = catalog.load_cluster(str(put(folder, "c.json", json_text(rng, break_value(rng, rng.choice(clusters()))))))
-    return topology(found)
+def cluster(rng: Random) -> Files:
+    return {"c.json": json_text(rng, break_value(rng, rng.choice(clusters())))}
 
 
-def cluster_name(rng: Random, _folder: Path) -> object:
-    return catalog.load_cluster(break_text(rng, rng.choice(CLUSTERS))[:200])
+def cluster_name(rng: Random) -> str:
+    return break_text(rng, rng.choice(CLUSTERS))[:200]
 
 
-def job(rng: Random, folder: Path) -> object:
-    return catalog.load_job(put(folder, "job.toml", break_lines(rng, job_text())))
+def job(rng: Random) -> Files:
+    return {"job.toml": break_lines(rng, job_text())}
 
 
-def sets(rng: Random, _folder: Path) -> object:
+def sets(rng: Random) -> list[str]:
     chosen = [rng.choice(SETS) for _ in range(rng.choice((1, 1, 2, 3)))]
     at = rng.randrange(len(chosen))
     key, _, _ = chosen[at].partition("=")
     value = str(rng.choice((rng.choice(NUMBERS), rng.choice(WORDS))))
     chosen[at] = rng.choice((f"{key}={value}", break_text(rng, chosen[at]), ".".join([key] * rng.choice((2, 200)))))
-    return catalog.load_job(None, sets=chosen)
+    return chosen
 
 
-def saved_design(rng: Random, folder: Path) -> object:
-    return catalog.load_design(put(folder, "design.json", json_text(rng, break_value(rng, rng.choice(designs())))))
+def saved_design(rng: Random) -> Files:
+    return {"design.json": json_text(rng, break_value(rng, rng.choice(designs())))}
 
 
-def plan_file(rng: Random, folder: Path) -> object:
+def plan_file(rng: Random) -> Files:
     """A design whose plan alone is other than it was: more of them are read, checked against the rules and priced."""
     told = dict(rng.choice(designs()))
     section = rng.choice(("plan", "plan", "job", "model", "cluster"))
-    return read_run(put(folder, "plan.json", json.dumps({**told, section: break_value(rng, told[section])})))
+    return {"plan.json": json.dumps({**told, section: break_value(rng, told[section])})}
 
 
 @cache
@@ -138,27 +131,25 @@ def decision_text() -> str:
     return json.dumps(codec.encode(search(found.model, found.cluster, found.job, top=2)))
 
 
-def decision(rng: Random, folder: Path) -> object:
-    return decision_of(
-        read(put(folder, "x.decision.json", json_text(rng, break_value(rng, json.loads(decision_text())))))
-    )
+def decision(rng: Random) -> Files:
+    return {"x.decision.json": json_text(rng, break_value(rng, json.loads(decision_text())))}
 
 
-def script(rng: Random, _folder: Path) -> object:
+def script(rng: Random) -> tuple[str, Peer]:
     text, peer = rng.choice(((MEGATRON, Peer.MEGATRON_LM), (TITAN, Peer.TORCHTITAN), (DEEPSPEED, Peer.DEEPSPEED)))
     words = text.split(" ")
-    if rng.random() < 0.5:
+    if once_in(2, rng):
         words[rng.randrange(len(words))] = str(rng.choice((rng.choice(NUMBERS), rng.choice(WORDS))))
-        return read_script(" ".join(words), to=peer)
-    return read_script(break_text(rng, text), to=peer)
+        return " ".join(words), peer
+    return break_text(rng, text), peer
 
 
-def settings(rng: Random, _folder: Path) -> object:
+def settings(rng: Random) -> str:
     text = break_text(rng, rng.choice(SETTINGS))
-    return read_settings(rng.choice((text, f"{text}={rng.choice(WORDS)}", f"tp={rng.choice(NUMBERS)}")))
+    return rng.choice((text, f"{text}={rng.choice(WORDS)}", f"tp={rng.choice(NUMBERS)}"))
 
 
-def fault(rng: Random, _folder: Path) -> object:
+def fault(rng: Random) -> tuple[FaultKind, str]:
     kind = rng.choice(tuple(FAULTS))
     text = FAULTS[kind]
     broken: Callable[[], str] = rng.choice(
@@ -168,21 +159,32 @@ def fault(rng: Random, _folder: Path) -> object:
             lambda: f"{text},{rng.choice(WORDS)}={rng.choice(NUMBERS)}",
         )
     )
-    return read_fault(kind, broken())
+    return kind, broken()
 
 
 KINDS = (
-    Kind(name="model config", attempt=model_config, share=1.5),
-    Kind(name="model", attempt=whole_model),
-    Kind(name="short model", attempt=short_model, share=2),
-    Kind(name="cluster", attempt=cluster),
-    Kind(name="cluster name", attempt=cluster_name, share=2),
-    Kind(name="job", attempt=job),
-    Kind(name="sets", attempt=sets, share=3),
-    Kind(name="design", attempt=saved_design, share=0.5),
-    Kind(name="plan file", attempt=plan_file, share=0.05, quick=8),
-    Kind(name="decision", attempt=decision, share=0.02, quick=46),
-    Kind(name="script of another trainer", attempt=script, share=2),
-    Kind(name="settings", attempt=settings, share=3),
-    Kind(name="fault", attempt=fault, share=4),
+    Kind(name="model config", make=model_config, read=of_file("config.json", catalog.load_model), share=1.5),
+    Kind(name="model", make=whole_model, read=of_file("model.json", catalog.load_model)),
+    Kind(name="short model", make=short_model, read=of_file("model.toml", catalog.load_model), share=2),
+    Kind(name="cluster", make=cluster, read=of_file("c.json", lambda path: topology(catalog.load_cluster(str(path))))),
+    Kind(name="cluster name", make=cluster_name, read=lambda name, _: catalog.load_cluster(name), share=2),
+    Kind(name="job", make=job, read=of_file("job.toml", catalog.load_job)),
+    Kind(name="sets", make=sets, read=lambda chosen, _: catalog.load_job(None, sets=chosen), share=3),
+    Kind(name="design", make=saved_design, read=of_file("design.json", catalog.load_design), share=0.5),
+    Kind(name="plan file", make=plan_file, read=of_file("plan.json", read_run), share=0.05, quick=16),
+    Kind(
+        name="decision",
+        make=decision,
+        read=of_file("x.decision.json", lambda path: decision_of(read(path))),
+        share=0.02,
+        quick=46,
+    ),
+    Kind(
+        name="script of another trainer",
+        make=script,
+        read=lambda made, _: read_script(made[0], to=made[1]),
+        share=2,
+    ),
+    Kind(name="settings", make=settings, read=lambda text, _: read_settings(text), share=3),
+    Kind(name="fault", make=fault, read=lambda made, _: read_fault(*made), share=4),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from functools import cache
@@ -19,12 +20,12 @@ from meshwright.parallel import stored
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Source
 from meshwright.train.checkpoint import open_checkpoint
-from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, digest_of
+from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST
 from meshwright.train.ledger import Ledger
 from meshwright.train.state import TrainState
-from tests.fuzz.kind import Kind
-from tests.fuzz.mutate import break_bytes, break_value, json_text
-from tests.fuzz.specs import configs, put
+from tests.fuzz.kind import Files, Kind, of_file, of_files, put
+from tests.fuzz.mutate import break_bytes, break_value, json_text, once_in
+from tests.fuzz.specs import configs
 
 TENSORS = "rank-0.tensors"
 MANIFEST_OF_ONE = {
@@ -49,13 +50,16 @@ MANIFEST_OF_ONE = {
 }
 
 
-def manifest(rng: Random, folder: Path) -> object:
-    """A sealed checkpoint whose manifest is spoilt; what it says of the run is taken up as by a run that goes on."""
-    (folder / TENSORS).write_bytes(b"abc")
+def manifest(rng: Random) -> Files:
+    """A sealed checkpoint whose manifest is spoilt."""
     content = json_text(rng, break_value(rng, MANIFEST_OF_ONE)).encode("utf-8", "surrogatepass")
-    (folder / MANIFEST).write_bytes(break_bytes(rng, content) if rng.random() < 0.1 else content)
-    mark = digest_of(folder / MANIFEST).encode()
-    (folder / COMMITTED).write_bytes(break_bytes(rng, mark) if rng.random() < 0.05 else mark)
+    told = break_bytes(rng, content) if once_in(10, rng) else content
+    mark = hashlib.sha256(told).hexdigest().encode()
+    return {TENSORS: b"abc", MANIFEST: told, COMMITTED: break_bytes(rng, mark) if once_in(20, rng) else mark}
+
+
+def take_up(folder: Path) -> object:
+    """What a manifest says of the run is taken up as by a run that goes on."""
     found = open_checkpoint(folder)
     if isinstance(found, Problem):
         raise ConfigError(found)
@@ -91,44 +95,39 @@ def load(folder: Path) -> object:
     return targets
 
 
-def index(rng: Random, folder: Path) -> object:
+def index(rng: Random) -> Files:
     text, content = checkpoint()
-    put(folder, stored.INDEX, json_text(rng, break_value(rng, json.loads(text))))
-    (folder / TENSORS).write_bytes(content)
-    return load(folder)
+    return {stored.INDEX: json_text(rng, break_value(rng, json.loads(text))), TENSORS: content}
 
 
-def tensor_bytes(rng: Random, folder: Path) -> object:
+def tensor_bytes(rng: Random) -> Files:
     text, content = checkpoint()
-    (folder / stored.INDEX).write_text(text)
-    (folder / TENSORS).write_bytes(break_bytes(rng, content))
-    return load(folder)
+    return {stored.INDEX: text, TENSORS: break_bytes(rng, content)}
 
 
-def safetensors(rng: Random, folder: Path) -> object:
+def safetensors(rng: Random) -> Files:
     """A header with other numbers than it should have, or with bytes spoilt."""
     whole = write_header({"a": ("F32", (2, 3)), "b": ("BF16", (5,)), "c": ("I64", ())}, metadata={"format": "pt"})
-    if rng.random() < 0.6:
+    if rng.randrange(5) < 3:
         told = break_value(rng, json.loads(whole[8:]))
         text = json_text(rng, told).encode("utf-8", "surrogatepass")
         length = rng.choice((len(text), len(text), len(text), 2**63, 2**64 - 1, 0, len(text) + 1))
         content = length.to_bytes(8, "little") + text + bytes(42)
     else:
         content = break_bytes(rng, whole + bytes(42))
-    (folder / "x.safetensors").write_bytes(content)
-    return read_header(folder / "x.safetensors")
+    return {"x.safetensors": content}
 
 
-def weights_folder(rng: Random, folder: Path) -> object:
+def weights_folder(rng: Random) -> Files:
     """A folder in the Hugging Face form: its config or its index is spoilt, its weights are not there."""
     config = rng.choice(configs()[:4])
     index = {"metadata": {}, "weight_map": {"a": "model-00001-of-00001.safetensors"}}
-    spoilt = rng.random() < 0.5
-    put(folder, "config.json", json_text(rng, break_value(rng, config)) if spoilt else json.dumps(config))
+    spoilt = once_in(2, rng)
     told = index if spoilt else break_value(rng, index)
-    put(folder, "model.safetensors.index.json", json_text(rng, told))
-    read_config(folder)
-    return open_folder(folder)
+    return {
+        "config.json": json_text(rng, break_value(rng, config)) if spoilt else json.dumps(config),
+        "model.safetensors.index.json": json_text(rng, told),
+    }
 
 
 @cache
@@ -141,19 +140,23 @@ def shard() -> tuple[str, dict[str, bytes]]:
         return text.read_text(), {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def cache_of_text(rng: Random, folder: Path) -> object:
-    """Tokenised text of which a file is spoilt: it is found out and made again, and what is read is whole."""
-    text, files = shard()
+def cache_of_text(rng: Random) -> Files:
+    """A file of tokenised text, spoilt."""
+    _, files = shard()
+    name = rng.choice(tuple(files))
+    if name == "index.json" and not once_in(3, rng):
+        return {name: json_text(rng, break_value(rng, json.loads(files[name])))}
+    return {name: break_bytes(rng, files[name])}
+
+
+def read_cache(spoilt: Files, folder: Path) -> object:
+    """It is found out and made again, and what is read is whole."""
+    text, _ = shard()
     (folder / "a.txt").write_text(text)
     source, cache = Source(path=str(folder / "a.txt")), folder / "cache"
     whole = open_shard(source, tokenizer=ByteTokenizer(), cache=cache)
     (place,) = (path for path in cache.iterdir() if path.is_dir())
-    name = rng.choice(tuple(files))
-    content = (place / name).read_bytes()
-    if name == "index.json" and rng.random() < 0.7:
-        put(place, name, json_text(rng, break_value(rng, json.loads(content))))
-    else:
-        (place / name).write_bytes(break_bytes(rng, content))
+    put(place, spoilt)
     found = open_shard(source, tokenizer=ByteTokenizer(), cache=cache)
     assert np.array_equal(found.tokens[:], whole_tokens(text)), "spoilt tokens were read"
     assert found.offsets.tolist() == [0, len(found.tokens)], "spoilt places of documents were read"
@@ -165,10 +168,17 @@ def whole_tokens(text: str) -> np.ndarray:
 
 
 KINDS = (
-    Kind(name="manifest", attempt=manifest, share=3),
-    Kind(name="index of a checkpoint", attempt=index, share=2),
-    Kind(name="tensors of a checkpoint", attempt=tensor_bytes, share=1),
-    Kind(name="safetensors header", attempt=safetensors, share=8),
-    Kind(name="folder of weights", attempt=weights_folder, share=0.3, quick=10, takes=False),
-    Kind(name="cache of tokenised text", attempt=cache_of_text, share=1, refuses=False),
+    Kind(name="manifest", make=manifest, read=of_files(take_up), share=3),
+    Kind(name="index of a checkpoint", make=index, read=of_files(load), share=2),
+    Kind(name="tensors of a checkpoint", make=tensor_bytes, read=of_files(load), share=1),
+    Kind(name="safetensors header", make=safetensors, read=of_file("x.safetensors", read_header), share=8),
+    Kind(
+        name="folder of weights",
+        make=weights_folder,
+        read=of_files(lambda folder: (read_config(folder), open_folder(folder))),
+        share=0.3,
+        quick=10,
+        takes=False,
+    ),
+    Kind(name="cache of tokenised text", make=cache_of_text, read=read_cache, share=1, quick=60),
 )

@@ -12,33 +12,39 @@ from typing import Any
 
 from meshwright.data.documents import read_pieces
 from meshwright.data.ranks import GPT2_PATTERN, byte_letters
-from meshwright.data.tokenizer import Tokenizer, load_tokenizer
+from meshwright.data.tokenizer import load_tokenizer
 from meshwright.spec.job import Source
-from tests.fuzz.kind import Kind
-from tests.fuzz.mutate import break_bytes, break_text, break_value, json_text
-from tests.fuzz.specs import put
+from tests.fuzz.kind import Files, Kind, of_file, put
+from tests.fuzz.mutate import break_bytes, break_text, break_value, json_text, once_in
 
 ROWS = [{"text": f"the mill stood by a slow river {number}", "prompt": "why?"} for number in range(4)]
 SAMPLE = "the mill stood by a slow river\n é ½"
 
 
-def documents(rng: Random, folder: Path) -> object:
+def documents(rng: Random) -> tuple[Files, str]:
     """JSONL, plain text, or either packed, with spoilt lines or bytes."""
     ending = rng.choice((".jsonl", ".txt", ".jsonl.xz", ".txt.xz"))
     if ending.startswith(".jsonl"):
-        lines = [json_text(rng, break_value(rng, row)) if rng.random() < 0.5 else json.dumps(row) for row in ROWS]
+        lines = [json_text(rng, break_value(rng, row)) if once_in(2, rng) else json.dumps(row) for row in ROWS]
         content = "\n".join(lines).encode("utf-8", "surrogatepass")
     else:
         content = break_bytes(rng, (SAMPLE * 5).encode())
     if ending.endswith(".xz"):
         content = lzma.compress(content, preset=0)
-    path = folder / f"text{ending}"
-    path.write_bytes(break_bytes(rng, content) if rng.random() < 0.4 else content)
-    source = Source(path=str(path), prompt_field=rng.choice(("", "prompt")))
+    told = break_bytes(rng, content) if rng.randrange(5) > 2 else content
+    return {f"text{ending}": told}, rng.choice(("", "prompt"))
+
+
+def read_documents(made: tuple[Files, str], folder: Path) -> object:
+    files, prompt_field = made
+    put(folder, files)
+    (name,) = files
+    source = Source(path=str(folder / name), prompt_field=prompt_field)
     return [piece.text.encode() for piece in read_pieces(source)]
 
 
-def used(tokenizer: Tokenizer) -> object:
+def use_tokenizer(path: Path) -> object:
+    tokenizer = load_tokenizer(path)
     (tokens,) = tokenizer.encode_batch([SAMPLE])
     assert all(0 <= token < tokenizer.vocab for token in tokens), "an id beyond the vocabulary"
     return tokenizer.decode(tokens.tolist()), tokenizer.end
@@ -67,28 +73,24 @@ def _special(name: str, number: int) -> dict[str, Any]:
     return {"id": number, "content": name, **flags}
 
 
-def tokenizer_file(rng: Random, folder: Path) -> object:
-    text = json_text(rng, break_value(rng, tokenizer_json()))
-    (folder / "tokenizer.json").write_bytes(text.encode("utf-8", "surrogatepass"))
-    return used(load_tokenizer(folder / "tokenizer.json"))
+def tokenizer_file(rng: Random) -> Files:
+    return {"tokenizer.json": json_text(rng, break_value(rng, tokenizer_json()))}
 
 
-def saved_ranks(rng: Random, folder: Path) -> object:
+def saved_ranks(rng: Random) -> Files:
     ranks = {base64.b64encode(bytes([byte])).decode(): byte for byte in range(256)}
     told = {"kind": "tiktoken", "pattern": GPT2_PATTERN, "specials": {"<|endoftext|>": 256}, "ranks": ranks}
-    put(folder, "saved.json", json_text(rng, break_value(rng, told)))
-    return used(load_tokenizer(folder / "saved.json"))
+    return {"saved.json": json_text(rng, break_value(rng, told))}
 
 
-def ranks_file(rng: Random, folder: Path) -> object:
+def ranks_file(rng: Random) -> Files:
     lines = [f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(256)]
-    (folder / "x.tiktoken").write_bytes(break_text(rng, "\n".join(lines)).encode("utf-8", "surrogatepass"))
-    return used(load_tokenizer(folder / "x.tiktoken"))
+    return {"x.tiktoken": break_text(rng, "\n".join(lines))}
 
 
 KINDS = (
-    Kind(name="documents", attempt=documents, share=3),
-    Kind(name="tokenizer", attempt=tokenizer_file, share=0.3, quick=20),
-    Kind(name="saved ranks", attempt=saved_ranks, share=0.3, quick=20),
-    Kind(name="file of ranks", attempt=ranks_file, share=0.3, quick=20),
+    Kind(name="documents", make=documents, read=read_documents, share=3),
+    Kind(name="tokenizer", make=tokenizer_file, read=of_file("tokenizer.json", use_tokenizer), share=0.3, quick=20),
+    Kind(name="saved ranks", make=saved_ranks, read=of_file("saved.json", use_tokenizer), share=0.3, quick=20),
+    Kind(name="file of ranks", make=ranks_file, read=of_file("x.tiktoken", use_tokenizer), share=0.3, quick=20),
 )

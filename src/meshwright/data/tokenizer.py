@@ -6,7 +6,8 @@ import base64
 import binascii
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,18 +124,29 @@ class FileTokenizer:
         self.byte_lengths: npt.NDArray[np.int64] | None = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:
-        try:
+        with _refused("the tokenizer cannot encode this text"):
             encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        except Exception as error:  # the tokenizers library raises bare Exception for text it has no token for
-            raise ConfigError(Problem(what="the tokenizer cannot encode this text", why=str(error))) from error
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> str:
         known = [int(token) for token in tokens if 0 <= token < self.vocab and token != self.end]
-        return self._tokenizer.decode(known, skip_special_tokens=True)
+        with _refused("the tokenizer cannot decode these ids"):
+            return self._tokenizer.decode(known, skip_special_tokens=True)
 
     def to_json(self) -> str:
         return self._text
+
+
+@contextmanager
+def _refused(what: str, *, where: str = "") -> Iterator[None]:
+    """What the tokenizers library cannot do, as a ConfigError: it raises bare Exception, and what its Rust panics with
+    is none."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ConfigError(Problem(what=what, where=where, why=str(error))) from error
 
 
 def load_tokenizer(name: str | Path) -> Tokenizer:
@@ -169,10 +181,8 @@ def tokenizer_from_json(text: str, *, where: str = "tokenizer") -> Tokenizer:
         return ByteTokenizer()
     if kind == "tiktoken":
         return _saved(value, text, where=where)
-    try:
+    with _refused("not a tokenizer file", where=where):
         whole = FileTokenizer(text)
-    except Exception as error:  # the tokenizers library raises bare Exception for a file it cannot read
-        raise ConfigError(Problem(what="not a tokenizer file", where=where, why=str(error))) from error
     return _faster(value, text, whole) or whole
 
 

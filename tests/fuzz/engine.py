@@ -1,0 +1,132 @@
+"""Batches of inputs by hypothesis, which knows every draw of which an input is made and makes a finding smaller."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, reproduce_failure, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Flaky
+
+from tests.fuzz.kind import Broken, Kind, taken
+
+_SETTINGS = settings(
+    database=None,
+    deadline=None,
+    phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+    report_multiple_bugs=False,
+    print_blob=True,
+)
+_BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
+_MOST_SHOWN = 600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The smallest input that broke a reader in one place; `blob` makes it again, and is empty where the reader did not
+    break each time."""
+
+    kind: str
+    place: str
+    told: str
+    made: str
+    blob: str
+
+    def __str__(self) -> str:
+        shown = self.made if len(self.made) <= _MOST_SHOWN else f"{self.made[:_MOST_SHOWN]} and so on"
+        again = f'python -m tests.fuzz --only "{self.kind}" --again {self.blob}' if self.blob else "not each time"
+        return f"{self.kind}: {self.told}\n    {shown}\n    {again}"
+
+
+@dataclass(slots=True)
+class Ended:
+    """What became of inputs: how many were tried and taken, which they were, and the places in which readers broke."""
+
+    tried: int = 0
+    taken: int = 0
+    broken: Counter[str] = field(default_factory=Counter)
+    seen: set[int] = field(default_factory=set)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def refused(self) -> int:
+        return self.tried - self.taken - self.broken.total()
+
+    def add(self, other: Ended) -> None:
+        self.tried += other.tried
+        self.taken += other.taken
+        self.broken += other.broken
+        self.seen |= other.seen
+        self.findings += other.findings
+
+
+def batch(kind: Kind, *, seed: str, inputs: int, known: frozenset[str], folder: Path) -> Ended:
+    """At least so many inputs, the same for one seed. What breaks in a place that is not `known` is made as small as it
+    gets and told once; the batch goes on after it. Whatever is tried counts, also while a finding is made smaller."""
+    ended, places = Ended(), set(known)
+    while ended.tried < inputs:
+        found = _search(
+            kind, seed=f"{seed} {ended.tried}", most=inputs - ended.tried, places=places, ended=ended, folder=folder
+        )
+        if found is None:
+            break
+        ended.findings.append(found)
+        places.add(found.place)
+    return ended
+
+
+def _search(kind: Kind, *, seed: str, most: int, places: set[str], ended: Ended, folder: Path) -> Finding | None:
+    """The first finding beyond `places`, if there is one."""
+    last: list[tuple[Any, Broken]] = []
+
+    @hypothesis.seed(seed)
+    @settings(_SETTINGS, max_examples=most)
+    @given(st.randoms(use_true_random=False))
+    def search(rng: Random) -> None:
+        made = kind.make(rng)
+        ended.tried += 1
+        ended.seen.add(_digest(made))
+        try:
+            ended.taken += taken(kind, made, folder=folder)
+        except Broken as broken:
+            ended.broken[broken.place] += 1
+            if broken.place not in places:
+                last[:] = [(made, broken)]
+                raise
+
+    try:
+        search()
+    except (Broken, Flaky) as error:
+        made, broken = last[0]
+        blob = _BLOB.search("".join(getattr(error, "__notes__", ())))
+        each = blob[1] if blob and isinstance(error, Broken) else ""
+        return Finding(kind=kind.name, place=broken.place, told=str(broken), made=repr(made), blob=each)
+    return None
+
+
+def again(kind: Kind, blob: str, *, folder: Path) -> Any:
+    """The input that `blob` makes, after its reader was given it. Raises what the reader raised."""
+
+    @reproduce_failure(hypothesis.__version__, blob.encode())
+    @settings(_SETTINGS)
+    @given(st.randoms(use_true_random=False))
+    def once(rng: Random) -> None:
+        made = kind.make(rng)
+        print(f"{kind.name}: {made!r}", flush=True)
+        taken(kind, made, folder=folder)
+
+    once()
+
+
+def _digest(made: Any) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(repr(made).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
+    )
