@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,17 @@ os.environ.pop("COLUMNS", None)
 
 # Tests run beside each other: two threads of an operator wait for a core more than they work.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays to the end: the collector of garbage looks at it neither meanwhile nor after."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

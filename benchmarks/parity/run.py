@@ -12,6 +12,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,6 +48,7 @@ def on_the_tiny_model(draw: Draw) -> Draw | None:
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # as in tests: a second thread of the reference would wait for a core of the ranks
     every = [draw for draw in drawing.legal(400, seed=4) if draw.ranks == RANKS]
     chosen = sorted(dict.fromkeys(filter(None, map(on_the_tiny_model, every))), key=lambda draw: str(draw.axes))
     pool, seconds = Pool(), dict[str, list[float]]()

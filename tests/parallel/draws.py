@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -106,8 +106,11 @@ class Draw:
 
     def __str__(self) -> str:
         """What differs from the simplest, as JSON that `read` reads."""
-        plain = asdict(Draw())
-        return json.dumps({key: value for key, value in asdict(self).items() if value != plain[key]})
+        told = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps({name: value for name, value in told.items() if value != getattr(_SIMPLEST, name)})
+
+
+_SIMPLEST = Draw()
 
 
 def read(text: str) -> Draw:

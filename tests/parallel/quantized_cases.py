@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -136,24 +137,23 @@ def one_device(
                 module.product = product_in((parts, 1) if name.endswith((".output", ".down")) else (1, parts))
     tokens, targets, _ = batch(count, length, model.vocab)
 
-    def loss(row: int) -> Tensor:
-        rows = slice(row, None, count // together)
-        logits = decoder(tokens[rows]).flatten(0, 1)
-        return functional.cross_entropy(logits, targets[rows].flatten()) * together / count
-
+    turns = [slice(row, None, count // together) for row in range(count // together)]
     total = 0.0
-    for row in range(count // together):
-        share = loss(row)
+    for rows in turns:
+        logits = decoder(tokens[rows]).flatten(0, 1)
+        share = functional.cross_entropy(logits, targets[rows].flatten()) * together / count
         share.backward()
         total += float(share.detach())
     named = dict(decoder.named_parameters())
     gradients = {name: p.grad.clone().numpy() for name, p in named.items() if p.grad is not None}
     norm = math.sqrt(sum(float((value**2).sum()) for value in gradients.values()))
+    after = numpy.zeros(targets.shape)
     with torch.no_grad():
         for parameter in named.values():
             assert parameter.grad is not None
             parameter -= rate * parameter.grad
-        after = sum(float(loss(row)) for row in range(count // together))
+        for rows in turns:
+            after[rows] = parity_cases.token_losses(decoder(tokens[rows]), targets[rows])
     parameters = {name: p.detach().numpy() for name, p in named.items()}
     return Outcome(loss=total, evaluation=after, norm=norm, gradients=gradients, parameters=parameters)
 

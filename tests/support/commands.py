@@ -5,6 +5,7 @@ finished = run(["plan", "--model", "tiny"], cwd=folder, environment={**os.enviro
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -46,6 +47,7 @@ def run(arguments: Sequence[str], *, cwd: Path, environment: Mapping[str, str]) 
 def _run(arguments: list[str], cwd: Path, environment: dict[str, str], printed: str) -> None:
     from meshwright.cli import main
 
+    gc.freeze()
     file = os.open(printed, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)

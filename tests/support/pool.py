@@ -1,4 +1,4 @@
-"""A pool of worker processes that stays up between tests and forms process groups of any size on gloo.
+"""A pool of worker processes that stay up between tests, in process groups of any size on gloo.
 
     pool.run(function, design, ranks=4) -> [function(design) of rank 0, ... of rank 3]
 
@@ -8,18 +8,22 @@ raises, dies or outlives the time fails the call with its own traceback, and the
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import shutil
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 120.0
+# As many as the largest plan of a test needs.
+MOST_WORKERS = 8
 # What every worker has from its start, read once: whatever their functions import.
 PRELOADED = ["torch", "torch.distributed.tensor", "torch.distributed.fsdp", "tests.parallel.parity_cases"]
 
@@ -28,66 +32,84 @@ class WorkerError(AssertionError):
     """What a worker raised, with its rank and traceback."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Team:
+    """Workers 0 ... size - 1, which meet in `store` and are of no other size.
+
+    torch keeps layouts by mesh shape, with names of groups that a second group of another size would reuse.
+    """
+
+    store: str
+    workers: list[tuple[Any, Connection]]
+
+    def end(self) -> None:
+        """Every worker has ended."""
+        for process, pipe in self.workers:
+            pipe.close()
+            process.kill()
+            process.join()
+
+
 class Pool:
-    """Workers 0 ... size - 1, started at the first call that needs them."""
+    """Teams of workers, each started at the first call of its size; the last used stay, MOST_WORKERS in all."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
-        self._workers: list[tuple[Any, Connection]] = []
+        self._teams: dict[int, _Team] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="meshwright-pool-"))
-        self._group = 0
-        self._ranks = 0
+        self._formed = 0
 
     def run(
         self, function: Callable[..., Any], *arguments: Any, ranks: int, timeout: float = TIMEOUT_SECONDS
     ) -> list[Any]:
         """The results of `function(*arguments)` on ranks 0 ... ranks - 1, in order."""
-        if ranks != self._ranks:
-            # torch keeps layouts by mesh shape, with names of groups that a second group of another size would reuse.
-            self.close()
-            self._group, self._ranks = self._group + 1, ranks
-        self._grow(ranks)
-        self._folder.mkdir(exist_ok=True)
-        store = str(self._folder / f"group-{self._group}")
-        for rank, (_, pipe) in enumerate(self._workers[:ranks]):
-            pipe.send((function, arguments, rank, ranks, store))
-        return self._collect(ranks, timeout)
+        team = self._teams.pop(ranks, None) or self._form(ranks)
+        self._teams[ranks] = team
+        for rank, (_, pipe) in enumerate(team.workers):
+            pipe.send((function, arguments, rank, ranks, team.store))
+        try:
+            return _collect(team, timeout)
+        except WorkerError:
+            self._teams.pop(ranks).end()
+            raise
 
     def close(self) -> None:
         """Every worker has ended."""
-        for process, pipe in self._workers:
-            pipe.close()
-            process.kill()
-            process.join()
-        self._workers, self._ranks = [], 0
+        while self._teams:
+            self._teams.popitem()[1].end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _grow(self, ranks: int) -> None:
-        while len(self._workers) < ranks:
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+    def _form(self, ranks: int) -> _Team:
+        """A new team, in place of those that were not used for longest."""
+        while self._teams and sum(self._teams) + ranks > MOST_WORKERS:
+            self._teams.pop(next(iter(self._teams))).end()
+        self._folder.mkdir(exist_ok=True)
+        self._formed += 1
+        return _Team(store=str(self._folder / f"group-{self._formed}"), workers=[self._start() for _ in range(ranks)])
 
-    def _collect(self, ranks: int, timeout: float) -> list[Any]:
-        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._workers[:ranks])}
-        results: list[Any] = [None] * ranks
-        deadline = time.monotonic() + timeout
-        while waiting:
-            ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                late = sorted(waiting.values())
-                self.close()
-                raise WorkerError(f"ranks {late} had not answered after {timeout:.0f} s")
-            for pipe in ready:
-                rank = waiting.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
-                failure, results[rank] = _receive(pipe)
-                if failure:
-                    self.close()
-                    raise WorkerError(f"rank {rank} of {ranks}:\n{failure}")
-        return results
+    def _start(self) -> tuple[Any, Connection]:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process.start()
+        theirs.close()
+        return process, ours
+
+
+def _collect(team: _Team, timeout: float) -> list[Any]:
+    waiting = {pipe: rank for rank, (_, pipe) in enumerate(team.workers)}
+    results: list[Any] = [None] * len(team.workers)
+    deadline = time.monotonic() + timeout
+    while waiting:
+        ready = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise WorkerError(f"ranks {sorted(waiting.values())} had not answered after {timeout:.0f} s")
+        for pipe in ready:
+            rank = waiting.pop(pipe)  # type: ignore[call-overload]  # wait() returns what it was given
+            failure, results[rank] = _receive(pipe)
+            if failure:
+                raise WorkerError(f"rank {rank} of {len(team.workers)}:\n{failure}")
+    return results
 
 
 def _receive(pipe: Any) -> tuple[str, Any]:
@@ -106,16 +128,16 @@ def _serve(pipe: Connection) -> None:
     from meshwright.parallel.torch_compat import forget_layouts
 
     torch.set_num_threads(1)
-    current, before = "", None
+    # What was read stays: the collector need not look at it again and again.
+    gc.freeze()
+    formed, before = False, None
     while True:
         try:
             function, arguments, rank, ranks, store = pipe.recv()
         except EOFError:
             return
         try:
-            if store != current:
-                if dist.is_initialized():
-                    dist.destroy_process_group()
+            if not formed:
                 dist.init_process_group(
                     "gloo",
                     store=dist.FileStore(store, ranks),
@@ -123,7 +145,7 @@ def _serve(pipe: Connection) -> None:
                     world_size=ranks,
                     timeout=timedelta(seconds=TIMEOUT_SECONDS),
                 )
-                current = store
+                formed = True
             if function is not before:
                 # What torch keeps of layouts is of meshes of one function.
                 forget_layouts()
