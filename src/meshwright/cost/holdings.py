@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import add, ge, le, sub
 from types import MappingProxyType
 
 from meshwright.cost.grid_places import Dims, divided_dims
@@ -50,12 +51,16 @@ class Box:
         """What both have; None where that is nothing."""
         starts = tuple(map(max, self.starts, other.starts))
         stops = map(min, self.stops, other.stops)
-        sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
-        return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+        sizes = tuple(map(sub, stops, starts))
+        return Box(starts, sizes) if not sizes or min(sizes) > 0 else None
+
+    def holds(self, other: Box) -> bool:
+        """Whether it has all of `other`."""
+        return all(map(le, self.starts, other.starts)) and all(map(ge, self.stops, other.stops))
 
     @property
     def stops(self) -> tuple[int, ...]:
-        return tuple(start + size for start, size in zip(self.starts, self.sizes, strict=True))
+        return tuple(map(add, self.starts, self.sizes))
 
     def cut(self, dim: int, *, index: int, ways: int) -> Box:
         """Share `index` of `ways` equal ones along `dim`; the last have less or nothing where it does not divide."""

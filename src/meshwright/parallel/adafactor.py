@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.parallel.clip import local_part
-from meshwright.parallel.shards import cuts, sum_over, without_dim
+from meshwright.parallel.shards import cuts, sum_over, without_dim, zeros_as
 from meshwright.spec.optimizer import Adafactor
 
 
@@ -43,7 +43,7 @@ class AdafactorRule:
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32)
         if parameter.dim() < 2:
-            return {"step": step, "square": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+            return {"step": step, "square": zeros_as(parameter)}
         last = parameter.dim() - 1
         return {"step": step, "row": without_dim(parameter, last), "column": without_dim(parameter, last - 1)}
 

@@ -103,7 +103,7 @@ def lay_stage(
     sharded = is_sharded(stage.groups[0].sharding, mesh)
     shard = partial(shard_module, mesh=mesh, dtypes=kinds, offload=offload)
     with without_memory():
-        part = Decoder(design.model, start=stage.start, stop=stage.stop).to(kinds.master)
+        part = _made(design, stage, dtype=kinds.master)
     names = tuple(name for name, _ in part.named_parameters())
     shardings: dict[nn.Module, Sharding] = {part: stage.groups[-1].sharding}
     if axis is not None:
@@ -148,6 +148,11 @@ def lay_stage(
         weights=WeightGradients([unit for _, unit, _ in units(part)]) if splits else None,
         residuals=residuals(part, synchronizer),
     )
+
+
+def _made(design: Design, stage: Stage, *, dtype: torch.dtype) -> Decoder:
+    part = Decoder(design.model, start=stage.start, stop=stage.stop)
+    return part if dtype is torch.get_default_dtype() else part.to(dtype)
 
 
 def units(part: Decoder) -> list[tuple[str, nn.Module, int]]:

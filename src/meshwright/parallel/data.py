@@ -90,7 +90,8 @@ def _shard(
         cast_forward_inputs=False,
     )
     reshard = sharding is Sharding.PARAMETERS
-    fresh = [local_part(p.detach()) for p in module.parameters() if p.requires_grad and not _is_sharded(p)]
+    rounds = dtypes.wire is not None and submesh.size() > 1
+    fresh = _sharded_now(module) if rounds else []
     fully_shard(
         module,
         mesh=submesh,
@@ -102,7 +103,7 @@ def _shard(
     )
     assert isinstance(module, FSDPModule)
     scatter: ExchangeReduceScatter | None = None
-    if dtypes.wire is not None and fresh and submesh.size() > 1:
+    if dtypes.wire is not None and fresh:
         ranks, like = submesh.size(), fresh[0]
         size = sent_elements(fresh, ranks=ranks)
         rounding = Rounding(size, parts=ranks, dtype=dtypes.reduce, device=like.device, wire=dtypes.wire)
@@ -112,6 +113,11 @@ def _shard(
         scatter = ExchangeReduceScatter()
     if scatter is not None:
         module.set_custom_reduce_scatter(scatter)  # type: ignore[arg-type]  # the protocol, untyped
+
+
+def _sharded_now(module: nn.Module) -> list[Tensor]:
+    """What this rank has of the parameters that train and that no shard holds yet."""
+    return [local_part(p.detach()) for p in module.parameters() if p.requires_grad and not _is_sharded(p)]
 
 
 def _host_policy(submesh: DeviceMesh) -> OffloadPolicy:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from meshwright.parallel.clip import local_part
-from meshwright.parallel.shards import Cut, cuts
+from meshwright.parallel.shards import Cut, cuts, zeros_as
 from meshwright.spec.optimizer import Muon
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Muon's own fifth-order iteration
@@ -32,7 +32,7 @@ class MuonRule:
         self._spec, self._compute = spec, compute
 
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
-        return {"momentum": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+        return {"momentum": zeros_as(parameter)}
 
     def step(
         self, held: Sequence[Tensor], states: Sequence[dict[str, Tensor]], *, rate: float, weight_decay: float

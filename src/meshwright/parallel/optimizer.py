@@ -18,6 +18,7 @@ from meshwright.parallel.layout import Laid
 from meshwright.parallel.muon import MuonRule
 from meshwright.parallel.narrow_adamw import NarrowAdamWRule
 from meshwright.parallel.offload import AwayRule, Copies
+from meshwright.parallel.shards import zeros_as
 from meshwright.parallel.stochastic import key_of
 from meshwright.spec.low_rank import factors_of
 from meshwright.spec.model import ModelSpec
@@ -97,8 +98,8 @@ class AdamWRule:
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
         return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg": zeros_as(parameter),
+            "exp_avg_sq": zeros_as(parameter),
         }
 
     def step(
@@ -129,7 +130,7 @@ class SgdRule:
     def state(self, parameter: Tensor) -> dict[str, Tensor]:
         if self._spec.momentum == 0.0:
             return {}
-        return {"momentum": torch.zeros_like(parameter, memory_format=torch.preserve_format)}
+        return {"momentum": zeros_as(parameter)}
 
     def step(
         self, held: Sequence[Tensor], states: Sequence[dict[str, Tensor]], *, rate: float, weight_decay: float

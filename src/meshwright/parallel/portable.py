@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from meshwright.parallel.optimizer import LocalOptimizer
 from meshwright.parallel.shards import held_part
+from meshwright.parallel.torch_compat import with_local
 from meshwright.spec.errors import ConfigError, Problem
 
 RESIDUAL = "optimizer.residual."
@@ -118,13 +119,21 @@ def _named_tensors(
             if isinstance(module, FSDPModule):
                 module.reshard()
         for name, parameter in part.named_parameters():
-            yield f"model.{name}", parameter.detach()
+            yield f"model.{name}", _live(parameter)
             state = {} if optimizer is None else unpacked.get(parameter, optimizer.state.get(parameter, {}))
             for key, value in state.items():
                 if isinstance(value, Tensor):
-                    yield f"optimizer.{name}.{key}", value.detach()
+                    yield f"optimizer.{name}.{key}", _live(value)
         for name, buffer in part.named_buffers():
             yield f"model.{name}", buffer
+
+
+def _live(x: Tensor) -> Tensor:
+    """The memory of x, of which no gradient is asked; torch is not asked how a distributed one would be laid out."""
+    if not isinstance(x, DTensor):
+        return x.detach()
+    with torch.no_grad():
+        return with_local(x, x.to_local().detach())
 
 
 def _told(value: Tensor | None) -> str:

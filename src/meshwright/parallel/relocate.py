@@ -242,13 +242,13 @@ def _agreed(
 
 def _misheld(state: State, side: str, group: dist.ProcessGroup | None) -> list[Problem]:
     """Where the tensors of this process are not what `state` says of it."""
-    problems, process = [], _process(group)
+    problems, process, alike = [], _process(group), dict[tuple[object, ...], Box]()
     for name, holding in state.held.items():
         box = holding.parts.get(process)
         if box is None:
             continue
         here = state.tensors.get(name)
-        found = None if here is None else _found(here, box)
+        found = None if here is None else _found(here, box, alike=alike)
         kind = "" if here is None else str(here.dtype).removeprefix("torch.")
         if found != box or kind != holding.dtype:
             what = f"{name} of the {side} is {_words(here)} on process {process}, not {box.sizes} {holding.dtype}"
@@ -256,9 +256,15 @@ def _misheld(state: State, side: str, group: dist.ProcessGroup | None) -> list[P
     return problems[:MOST_TOLD]
 
 
-def _found(x: Tensor, box: Box) -> Box:
-    """Where `x` lies; a tensor of one process does not say where, and lies where `box` does."""
-    return box_of(x) if isinstance(x, DTensor) else Box(box.starts, tuple(x.shape))
+def _found(x: Tensor, box: Box, *, alike: dict[tuple[object, ...], Box]) -> Box:
+    """Where `x` lies, asked once of those that lie `alike`; a tensor of one process does not say where, and lies where
+    `box` does."""
+    if not isinstance(x, DTensor):
+        return Box(box.starts, tuple(x.shape))
+    key = id(x.device_mesh), x.placements, x.shape, local_part(x).shape
+    if key not in alike:
+        alike[key] = box_of(x)
+    return alike[key]
 
 
 def _finish(target: State, *, new: frozenset[str], residuals: Mapping[str, Tensor]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from meshwright.parallel.torch_compat import moved_shard, split_factor, told_start
+from meshwright.parallel.torch_compat import moved_shard, split_factor, told_start, with_local
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,6 +82,13 @@ def held_part(whole: Tensor, like: DTensor) -> Tensor:
 def is_uneven(x: DTensor) -> bool:
     """The ranks inside a strided shard have unequal parts of the dim that it divides."""
     return any(x.shape[_divided(place)] % split for place in x.placements if (split := split_factor(place)) > 1)
+
+
+def zeros_as(x: Tensor) -> Tensor:
+    """Zeros laid out as x is."""
+    with torch.no_grad():
+        local = x.to_local() if isinstance(x, DTensor) else x
+    return with_local(x, torch.zeros_like(local, memory_format=torch.preserve_format))
 
 
 def without_dim(x: Tensor, dim: int) -> Tensor:

@@ -7,7 +7,7 @@ that passes a part on reads it from where it was received, so that nothing is st
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -32,13 +32,20 @@ class Side:
     def part(self, name: str, box: Box) -> Tensor:
         """This process's memory of `box` of the tensor `name`, which it holds."""
         mine = self.held[name].parts.get(self.process)
-        if mine is not None and mine.meet(box) == box:
-            local = _local(self.tensors[name])
+        if mine is not None and mine.holds(box):
+            local = self.tensors[name]
         else:
-            mine, local = self.held[name].spares[self.process], _local(self.spares[name])
+            mine, local = self.held[name].spares[self.process], self.spares[name]
+        if mine == box:
+            return local
         for dim, (start, first, size) in enumerate(zip(box.starts, mine.starts, box.sizes, strict=True)):
             local = local.narrow(dim, start - first, size)
         return local
+
+    def local(self) -> Side:
+        """The same, whose tensors are this process's memory alone."""
+        tensors, spares = ({name: _local(x) for name, x in side.items()} for side in (self.tensors, self.spares))
+        return replace(self, tensors=tensors, spares=spares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +62,7 @@ def transfer(
 ) -> Counted:
     """This process has its part of every tensor of `target`. Collective over the processes that `rounds` name."""
     with torch.no_grad():
+        source, target = source.local(), target.local()
         copied = _keep(source, target)
         sent = received = 0
         device = _wire_device((*source.tensors.values(), *target.tensors.values()))
@@ -138,7 +146,7 @@ def _cut(buffer: Tensor, source: Side, hops: Sequence[Hop]) -> list[tuple[Hop, T
 
 def _wire_device(tensors: Iterable[Tensor]) -> torch.device:
     """An accelerator's memory where there is one, since its links reach no other."""
-    found = (_local(x).device for x in tensors)
+    found = (x.device for x in tensors)
     return next((device for device in found if device.type != "cpu"), torch.device("cpu"))
 
 

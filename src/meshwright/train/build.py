@@ -173,7 +173,13 @@ def _pause(joining: Joining | None, *, step: int, max_steps: int | None) -> int 
 
 def _membership(run: Run, joining: Joining) -> Membership:
     learners = run.learners
-    copies = Copies(run.design, rank=learners.rank, group=learners.everyone if run.outer is None else None)
+    way = joining.inherited.way if joining.inherited is not None else None
+    copies = Copies(
+        run.design,
+        rank=learners.rank,
+        group=learners.everyone if run.outer is None else None,
+        held=None if way is None else way.target,
+    )
     return Membership(copies=copies, change_asked=joining.change_asked, change=joining.change)
 
 

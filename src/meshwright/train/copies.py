@@ -34,11 +34,18 @@ class Copy:
 class Copies:
     """What this rank keeps of a run of `design`. Ranks take copies together, so that no two differ by more than one:
     one that all of them have is always whole. `group` is all ranks, who keep of each other what one has alone; None is
-    one rank, or learners, who do not.
+    one rank, or learners, who do not. `held` is what a copy of all has, where it is known.
     """
 
-    def __init__(self, design: Design, *, rank: int, group: dist.ProcessGroup | None) -> None:
-        held, near = copied(design), Neighbours.of(design)
+    def __init__(
+        self,
+        design: Design,
+        *,
+        rank: int,
+        group: dist.ProcessGroup | None,
+        held: Mapping[str, Holding] | None = None,
+    ) -> None:
+        held, near = copied(design) if held is None else held, Neighbours.of(design)
         own = {name: one.parts[rank] for name, one in held.items() if rank in one.parts}
         sent = alone(held, rank, together=near.together) if group is not None else {}
         rest = {name: box for name, box in own.items() if name not in sent}

@@ -156,10 +156,12 @@ def copy_state(run: Run) -> None:
 
 def take_over(run: Run, inherited: Inherited) -> None:
     """The run stands where the ranks before stood when they copied it. Collective."""
-    target = _kept(run, origins=inherited.origins)
-    moved = relocate.move(
-        inherited.source, target, group=run.learners.everyone, progress=inherited.progress, way=inherited.way
-    )
+    way = inherited.way
+    if way is None:
+        target = _kept(run, origins=inherited.origins)
+    else:
+        target = relocate.State(held=way.target, own=portable(run.laid, run.optimizer))
+    moved = relocate.move(inherited.source, target, group=run.learners.everyone, progress=inherited.progress, way=way)
     assert moved.progress is not None, "whoever has a copy tells where it stands"
     run.stand(moved.progress)
     if run.outer is not None:

@@ -19,6 +19,7 @@ from meshwright.parallel.outer.learners import Learners
 from meshwright.parallel.outer.sync import OuterSync
 from meshwright.parallel.portable import RESIDUAL, HasParts, portable
 from meshwright.parallel.relocate import Beside, State
+from meshwright.parallel.relocate import state_of as state_of_all
 from meshwright.spec.plan import Design
 
 
@@ -35,6 +36,8 @@ def state_of(
     As `relocate.state_of` where there is one learner.
     """
     plan = design.plan
+    if plan.learners == 1:
+        return state_of_all(design, laid=laid, optimizer=optimizer, contents=contents)
     own = replace(design, plan=plan.of_learner())
     held: dict[str, Holding] = {}
     for learner in range(plan.learners):
@@ -43,8 +46,6 @@ def state_of(
             known = held.get(name, holding)
             held[name] = replace(known, parts={**known.parts, **holding.parts})
     found = portable(laid, optimizer if contents is Contents.TRAINING else None)
-    if learners.count == 1:
-        return State(held=held, own=found)
     own_residual = f"{RESIDUAL}learner.{learners.index}."
     left = {name.replace(RESIDUAL, own_residual, 1): x for name, x in found.residuals.items()}
     return State(held=held, own=replace(found, residuals=left))

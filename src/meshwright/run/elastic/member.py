@@ -91,9 +91,9 @@ def train_as_member(
         gone = member.train(epoch)
         if gone is None:
             return
+        member.board.leave(epoch.number, name, gone)
         forget_groups()
         _freeze()
-        member.board.leave(epoch.number, name, gone)
         epoch = member.next_epoch(epoch)
         if epoch.why and not epoch.members:
             raise failure.LostPeers(gone.error, gone.waiting)
@@ -269,6 +269,7 @@ class _Member:
 
         A learner, which would hear of a loss where it meets the others next, hears of it here.
         """
+        gc.enable()
         self.shelf.tidy()
         if plan.learners > 1 and self.board.is_broken(epoch):
             raise RuntimeError("another rank is lost, which the launcher told: connection closed by peer")
@@ -320,9 +321,10 @@ def _tell(runs: Sequence[Run], error: BaseException) -> None:
 
 def _freeze() -> None:
     """What is of no use is gone and what is left stays: when ranks change next, only what the run since then leaves
-    behind is looked for."""
+    behind is looked for. Until a step is done nothing is: others wait for this process."""
     gc.collect()
     gc.freeze()
+    gc.disable()
 
 
 @contextmanager
