@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -110,11 +111,18 @@ def test_words_that_have_no_ranks_run_on_the_library(tmp_path: Path) -> None:
     assert (tokenizer.end, tokenizer.vocab) == (3, 4)
 
 
+# A merge that makes a token longer than any of the vocabulary: the tokenizers library panics, which is no Exception.
+LONGER_THAN_ITS_WORDS = json.dumps(
+    {"model": {"type": "BPE", "vocab": {"t": 0, "h": 1, "e": 2, "th": 3}, "merges": ["t h", "th e"]}}
+)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("a.json", "{not json", "not JSON"),
         ("a.json", '{"some": "thing"}', "not a tokenizer file"),
+        ("a.json", LONGER_THAN_ITS_WORDS, "not a tokenizer file .range end"),
         ("a.tiktoken", "aGVsbG8= 0\nnonsense\n", "a.tiktoken:2: not a line of ranks"),
         ("a.tiktoken", "aGVsbG8= 0\n", "256 single bytes have no rank"),
         ("a.tiktoken", "", "holds no ranks"),
