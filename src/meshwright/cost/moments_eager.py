@@ -26,7 +26,7 @@ class EagerMoments:
     def __init__(self, at: Rows, *, kind: DeviceKind, software: Software) -> None:
         setting = at.setting
         self.found, self.fixed, self.kind, self.software = at.found, at.entry.fixed, kind, software
-        self.way = at.way
+        self.way, self.made = at.way, np.maximum(at.entry.all_stages.made, 1.0)
         self.master, self.compute, self.reduced = setting.master, setting.compute, setting.reduced
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
@@ -55,7 +55,8 @@ class EagerMoments:
             yield from self._setting_out(at, self.way)
 
     def _setting_out(self, at: Beside, way: OnTheWay) -> Iterator[Moment]:
-        """Buckets of gradients set out: that of the head, of the first layer and of the last one, and of the table."""
+        """Buckets of gradients set out: that of the head, of the first layer and of the last one, and of the table; and
+        all of them come, beside what stages that end later keep."""
         told = self._at_end(at)
         stage, head = at.stage, np.where(self._in_root(at.stage), 0.0, at.stage.head_made)
         if stage.head.any():
@@ -80,6 +81,7 @@ class EagerMoments:
             )
         if stage.embedding.any() or stage.tied.any():
             yield self._table_out(at, told, way)
+        yield told.moment(np.maximum(at.kept - stage.one_kept, 0.0), way.early, done=stage.made)
 
     def _at_end(self, at: Beside) -> Told:
         """Of a backward that ends its stage, the only one that is told."""
@@ -115,11 +117,11 @@ class EagerMoments:
         )
 
     def _gone(self, at: Beside, done: FloatArray) -> FloatArray:
-        """Bytes of buckets on their way when units that are `done` have their gradients in a stage's last backward."""
+        """Bytes of buckets under way when units that are `done` have their gradients in a stage's last backward; those
+        of stages that ended before have come."""
         if self.way is None:
             return np.zeros_like(done)
-        share = np.minimum(done / np.maximum(at.stage.made, 1.0), 1.0)
-        return np.where(at.ends, self.way.sent * share, 0.0)
+        return np.where(at.ends, self.way.sent * np.minimum(done / self.made, 1.0), 0.0)
 
     def _summed(self, at: Beside, *, alone: BoolArray | bool = False) -> FloatArray:
         """Bytes of a parameter of a sharded unit whose gradients are summed, beside sums that are whole: what is sent,
