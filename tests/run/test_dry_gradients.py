@@ -69,3 +69,10 @@ def test_so_they_are_where_they_meet_over_two_axes_in_turn() -> None:
     plain = asked(DENSE, Layout(replicate=2, shard=2, batch=12), length=128, layers=6)
     ways = {name: WAYS[name] for name in ("int8", "fp8")} | {"bf16": GradientSync(precision=Precision.BF16)}
     hold({name: replace(plain, plan=replace(plain.plan, gradients=way)) for name, way in ways.items()})
+
+
+def test_a_stage_that_ends_first_has_no_buckets_but_its_own() -> None:
+    """Where many parameters meet few tokens, so that gradients on their way decide."""
+    turns = Layout(pipeline=2, chunks=2, kind=ScheduleKind.INTERLEAVED, replicate=2, batch=4)
+    few = asked(DENSE, turns, length=16, layers=12, vocab=512)
+    hold({way: replace(few, plan=replace(few.plan, gradients=WAYS[way])) for way in ("int8", "demo")})

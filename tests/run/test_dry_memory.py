@@ -101,6 +101,16 @@ MORE = {
     "thin, whole sequences": (THIN, Layout(tensor=4, batch=3)),
     "thin, computed again": (THIN, Layout(tensor=4, sequence_parallel=True, recompute=Recompute.FULL, batch=3)),
     "thin, zero2": (THIN, Layout(shard=4, sharding=Sharding.GRADIENTS, batch=12)),
+    "halves of backwards of four stages": (DENSE, Layout(pipeline=4, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=8)),
+    "halves of backwards, computed again": (
+        DENSE,
+        Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, recompute=Recompute.FULL, batch=4),
+    ),
+    "halves of backwards of twice as many": (DENSE, Layout(pipeline=4, kind=ScheduleKind.ZERO_BUBBLE_H2, batch=8)),
+    "halves of backwards of experts and zero3": (
+        SPARSE,
+        Layout(pipeline=2, shard=2, kind=ScheduleKind.ZERO_BUBBLE_H1, sharding=Sharding.PARAMETERS, batch=8),
+    ),
     "thin, halves of backwards": (THIN, Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4)),
     "zero3 computed again": (
         DENSE,

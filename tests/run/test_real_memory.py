@@ -33,6 +33,7 @@ LAYOUTS = {
 SCHEDULES = {
     "interleaved": Layout(pipeline=2, kind=ScheduleKind.INTERLEAVED, chunks=2, batch=4),
     "halves": Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4),
+    "halves of twice as many": Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H2, batch=4),
 }
 # On two ranks, so that one group of processes runs them all.
 QUICK = (
@@ -80,6 +81,6 @@ def test_the_peak_of_every_kind_of_model_is(pool: Pool, layout: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", SCHEDULES)
 def test_peaks_of_other_schedules_are(pool: Pool, layout: str) -> None:
-    for kind in ("tiny", "gpt", "mixture"):
+    for kind in ("tiny", "gpt", "mixture", "mixture_full", "latent"):
         for precision in (Precision.FP32, Precision.BF16):
             check(pool, asked(kind, SCHEDULES[layout], precision), f"{kind} {layout} {precision.value}")

@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshwright.parallel.outer.learners import MEETING
 from meshwright.spec.plan import Axis, AxisName, Plan, Schedule
 from meshwright.spec.report import LineName
+from meshwright.spec.span import Span
 from meshwright.train.observe.collectives import CollectiveTimer, line_of, operation_of
 from meshwright.train.observe.samples import CollectiveCall, axes_spanned, coordinates
 from tests.support.pool import Pool
@@ -103,6 +105,24 @@ def test_data_collectives_have_their_bytes_lines_and_waits(pool: Pool, tmp_path:
     assert first[0].seconds > 0.3 * DELAY
     assert second[0].seconds < first[0].seconds
     assert min(first[1].seconds, second[1].seconds) < 0.7 * DELAY
+
+
+def sums_of_learners() -> list[LineName]:
+    """A norm before learners meet, one while they do, and a few numbers that they tell each other then."""
+    told = dist.new_group([0, 1], group_desc=MEETING)
+    timer = CollectiveTimer(plan((AxisName.REPLICATE, 2)))
+    with timer.watching():
+        dist.all_reduce(torch.zeros(1))
+        start = time.perf_counter()
+        dist.all_reduce(torch.zeros(2))
+        dist.all_reduce(torch.zeros(3), group=told)
+        seconds = time.perf_counter() - start
+    met = Span(name=LineName.OUTER, rank=-1, start=start, seconds=seconds)
+    return [call.line for call in timer.calls_among([met])]
+
+
+def test_what_learners_sum_where_they_meet_is_of_their_line(pool: Pool) -> None:
+    assert pool.run(sums_of_learners, ranks=2) == [[LineName.OTHER, LineName.OUTER, LineName.OTHER]] * 2
 
 
 def test_tensor_collectives_of_distributed_tensors_are_seen(pool: Pool) -> None:

@@ -32,6 +32,7 @@ class _Backward:
         """By the names of BlockBytes."""
         return {
             "working": self._most(),
+            "half": self._most_of_half(),
             "ending": self._at_last_product(),
             "mixing": self._at_core(),
             "opening": self._at_first_products(),
@@ -50,6 +51,14 @@ class _Backward:
         for part in reversed(self.parts):
             most = np.maximum(most, part.working + self._core(part) - gone)
             gone = gone + self._gone(part)
+        return most
+
+    def _most_of_half(self) -> FloatArray:
+        """As above of the half that gives its input's gradient, which what the other half reads outlasts."""
+        most, gone = self.sizes.zeros, self.sizes.zeros
+        for part in reversed(self.parts):
+            most = np.maximum(most, part.working + part.late + self._core(part) - gone)
+            gone = gone + self._gone(part) - part.waits
         return most
 
     def _at_last_product(self) -> FloatArray:

@@ -32,14 +32,16 @@ class BlockBytes:
     """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
 
     `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
-    backward has beside that, with what it computes again, `ending` what it has at its last product, `mixing` where it
-    comes to the core of a mixer that is not alone and `opening` to the first products of that; `waits` is what
-    is left of `kept` between the halves of a split backward; `logits` of the loss.
+    backward has beside that, with what it computes again, and `half` that the earlier half of a split one has; `ending`
+    what it has at its last product, `mixing` where it comes to the core of a mixer that is not alone and `opening` to
+    the first products of that; `waits` is what is left of `kept` between the halves of a split backward; `logits` of
+    the loss.
     """
 
     kept: FloatArray
     working: FloatArray
     logits: FloatArray
+    half: FloatArray | float = 0.0
     ending: FloatArray | float = 0.0
     mixing: FloatArray | float = 0.0
     opening: FloatArray | float = 0.0

@@ -36,13 +36,15 @@ _WRITTEN_BYTES, READ_BYTES = (
 class OnTheWay:
     """Bytes of every rank, shape (rows, ranks): of all buckets that have set out, `sent`; of one at the most when it
     does so, the gradients of the `head`, of a `layer` or of the `table` having made it whole; and of all at the most
-    `after` the last backward. 0 where gradients are summed as they are."""
+    `after` the last backward, of those of a rank's last stage, which others may come after, `early`. 0 where gradients
+    are summed as they are."""
 
     sent: FloatArray
     head: FloatArray
     layer: FloatArray
     table: FloatArray
     after: FloatArray
+    early: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,7 @@ def on_the_way(extents: Sequence[Extent], optimized: Optimized, *, processor: bo
         after = np.maximum(after, each.after + later)
         later = later + each.sent
     most = {name: np.max([getattr(each, name) for each in found], axis=0) for name in ("head", "layer", "table")}
-    return OnTheWay(sent=later, after=after, **most)
+    return OnTheWay(sent=later, after=after, early=after, **most)
 
 
 def _place(extent: Extent, optimized: Optimized) -> int:
@@ -118,7 +120,8 @@ def _of_extent(found: Optimized, owned: FloatArray, *, processor: bool) -> OnThe
     # What is sharded has no bucket until then.
     copied = np.where(sharded & here, state_bytes(table).master, 0.0)[:, None]
     head, layer, table_ = (of(size, first).out + size * copied for size in (sizes.head, sizes.layer, sizes.table))
-    return OnTheWay(sent=of(sizes.all_, first).away, head=head, layer=layer, table=table_, after=after)
+    sent = of(sizes.all_, first).away
+    return OnTheWay(sent=sent, head=head, layer=layer, table=table_, after=after, early=after)
 
 
 def _most_after(sizes: BucketSizes, of: Callable[[FloatArray], _Phases]) -> FloatArray:

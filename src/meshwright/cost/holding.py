@@ -9,19 +9,18 @@ from functools import cached_property
 import numpy as np
 
 from meshwright.cost.block_bytes import Holds
-from meshwright.cost.layouts import Backward, Kind, LayoutArrays
+from meshwright.cost.block_held import of_one
+from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.pipeline import Shape, held
-from meshwright.cost.states import state_bytes
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
-from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
-from meshwright.cost.vocabulary import table_elements
 from meshwright.cost.work import FloatArray
-from meshwright.spec.model import Attention, Embedding, Head, LatentAttention, Layer, Mixer, Mixture, ModelSpec
+from meshwright.spec.model import Head, Layer, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
-_SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
+_H2 = SCHEDULES.index(ScheduleKind.ZERO_BUBBLE_H2)
+_SPLIT = [SCHEDULES.index(ScheduleKind.ZERO_BUBBLE_H1), _H2]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
 _SUMS = ("one_kept", "whole", "made", "stays", "added", "layers")
@@ -29,8 +28,11 @@ _ONES = (
     "one_logits",
     "loss_logits",
     "largest_kept",
+    "largest_waits",
     "head_kept",
+    "head_waits",
     "working",
+    "half",
     "ending",
     "mixing",
     "head_working",
@@ -51,17 +53,18 @@ class StageHeld:
     """What the blocks of one stage hold, or those of all stages of a rank, shape (rows, ranks).
 
     Bytes of one microbatch: `one_kept` on all blocks, `head_kept`, `one_logits`, `largest_kept` of a layer,
-    `loss_logits` of the copy that the loss reads. Beside a layer's backward `working`, when its last product has both
-    gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`. Parameters: of all blocks
-    those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of the head's own stage,
-    `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's
-    last product, `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and
-    `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those made `added` are
-    summed whole. `sends` bytes of gradients on their way to other stages and of room for what comes. Of
-    `layers` that keep what they keep in the host's memory the next one's comes back while one goes back: `ahead`.
-    Until a stage's backward is done it has what it `sent`, and of what `entered` it or came of its table that or its
-    gradient: `apart` from what layers keep where that is away. `unlike` is what blocks hold that are sharded in unlike
-    ways, where rows have them.
+    `loss_logits` of the copy that the loss reads; between the halves of a split backward `head_waits` and
+    `largest_waits` are left. Beside a layer's backward `working`, in the earlier half of a split one `half`, when its
+    last product has both gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`.
+    Parameters: of all blocks those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of
+    the head's own stage, `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`,
+    `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that multiplies
+    with the table, and `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those
+    made `added` are summed whole. `sends` bytes of gradients on their way to other stages and of room for what comes,
+    and in the earlier half of a split backward `half_sends`. Of `layers` that keep what they keep in the host's memory
+    the next one's comes back while one goes back: `ahead`. Until a stage's backward is done it has what it `sent`, and
+    of what `entered` it or came of its table that or its gradient: `apart` from what layers keep where that is away.
+    `unlike` is what blocks hold that are sharded in unlike ways, where rows have them.
     """
 
     one_kept: FloatArray
@@ -69,7 +72,10 @@ class StageHeld:
     one_logits: FloatArray
     loss_logits: FloatArray
     largest_kept: FloatArray
+    largest_waits: FloatArray
+    head_waits: FloatArray
     working: FloatArray
+    half: FloatArray
     ending: FloatArray
     mixing: FloatArray
     head_working: FloatArray
@@ -86,6 +92,7 @@ class StageHeld:
     formed: FloatArray
     tied: FloatArray
     sends: FloatArray
+    half_sends: FloatArray
     layers: FloatArray
     ahead: FloatArray
     sent: FloatArray
@@ -155,7 +162,7 @@ class Holdings:
     @cached_property
     def _each(self) -> list[dict[str, FloatArray]]:
         pairs = zip(self.arrays.kinds, self.blocks, strict=True)
-        return [_of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
+        return [of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
 
     @cached_property
     def _shards(self) -> list[Shards]:
@@ -194,12 +201,13 @@ class Holdings:
             sums["one_kept"] = sums["one_kept"] + self.passed_on(counts, rows)
         away = self._away(counts, rows)
         ahead = zeros if away is None else np.where(away[1] > 1.0, away[0], 0.0)
-        sends, hidden = self._on_the_way(counts, rows), _chosen(self.hidden * self.eager, rows)
+        (sends, half_sends), hidden = self._on_the_way(counts, rows), _chosen(self.hidden * self.eager, rows)
         return StageHeld(
             **most,
             **sums,
             behind_head=most["largest"],
             sends=sends,
+            half_sends=half_sends,
             ahead=ahead,
             sent=hidden * (self._sends(counts) > 0),
             entered=hidden + zeros,
@@ -261,11 +269,13 @@ class Holdings:
             most, several = np.where(here, np.maximum(most, away), most), several + counts[..., index] * here
         return most, several
 
-    def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
-        """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for."""
-        receives = self._receives(counts)
-        sent = _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
-        return np.asarray(_chosen(self.hidden, rows) * np.where(receives > 0, receives * sent + 1.0, 0.0))
+    def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray]:
+        """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for; and in the
+        earlier half of a split backward, before which H1 makes no room and H2 does for one more gradient."""
+        receives, hidden = self._receives(counts), _chosen(self.hidden, rows)
+        sent = receives * _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
+        more = _chosen(1.0 * (self.table.schedule == _H2), rows) * (self._sends(counts) > 0)
+        return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * (sent + more))
 
 
 def _chosen(values: FloatArray, rows: IntArray | None) -> FloatArray:
@@ -316,75 +326,3 @@ def in_turns(table: PlanTable) -> BoolArray:
 def splits(table: PlanTable) -> BoolArray:
     """Rows whose only stage on a rank gives the gradients of inputs first, shape (rows,)."""
     return np.isin(table.schedule, _SPLIT)
-
-
-def _of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
-    """What one block of `kind` adds to Held, shape (rows,)."""
-    block, trains = kind.block, kind.backward is Backward.WHOLE
-    if isinstance(block, Layer):
-        sparse = isinstance(block.transform, Mixture)
-        tensor = table.tensor.astype(np.float64)
-        slices = np.where(sparse & table.on_grid, table.expert * table.expert_tensor, tensor)
-        thin = closing_elements(block, tensor)
-        closing = _closing(block) / slices if thin is None else thin
-        compute = state_bytes(table).compute
-        at_core = np.asarray(priced.bytes.mixing) + compute * _before_core(block, priced, tensor) * trains
-        at_first = np.asarray(priced.bytes.opening) + compute * priced.parameters * trains
-        return {
-            "working": priced.bytes.working,
-            "ending": priced.bytes.ending + compute * (_experts(block) / slices * trains),
-            "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first), 0.0),
-            "largest": priced.parameters,
-            "largest_made": priced.parameters * trains,
-            "largest_kept": priced.bytes.kept,
-            "closing": closing * trains,
-            "formed": 0.0 * slices if sparse else closing * trains,
-        }
-    if isinstance(block, Embedding):
-        return {"working": priced.bytes.working, "embedding": priced.parameters * trains}
-    tied = table_elements(model.head, table) * float(model.head.tied)
-    head = np.maximum(priced.parameters, tied)
-    return {
-        "head": head,
-        "head_made": head * trains,
-        "tied": tied * trains,
-        "head_own": priced.parameters,
-        "head_kept": priced.bytes.kept,
-        "head_working": priced.bytes.working,
-        "one_logits": priced.bytes.logits,
-        "loss_logits": priced.bytes.logits / (1.0 if block.softcap is None else 2.0),
-    }
-
-
-def _before_core(block: Layer, priced: Holds, tensor: FloatArray) -> FloatArray:
-    """Parameters of a layer's transforms and of its mixer's last product, whose gradients are there when backward comes
-    to the mixer's core."""
-    parts = {place: part for place, part in block.places.items() if place != "mixer"}
-    whole = sum((float(part.matrix_parameters) for part in parts.values()), 0.0) + _last_of(block.mixer)
-    thin = [(place, each) for place in block.places for each in thin_matrices(block, place, tensor)]
-    less = sum(each.parameters for place, each in thin if place != "mixer" or each.name == "output")
-    return np.asarray(priced.expert_parameters + (whole - _experts(block)) / tensor + less, dtype=np.float64)
-
-
-def _experts(block: Layer) -> float:
-    """Parameters of all experts of a layer, whose gradients come one by one before they are one tensor."""
-    part = block.transform
-    return (
-        float(part.width * part.hidden * part.experts * (3 if part.gated else 2)) if isinstance(part, Mixture) else 0.0
-    )
-
-
-def _closing(block: Layer) -> float:
-    """Parameters of the last product of a layer, whose gradient comes first."""
-    if block.transform is not None:
-        experts = block.transform.experts if isinstance(block.transform, Mixture) else 1
-        return float(block.transform.width * block.transform.hidden * experts)
-    return _last_of(block.mixer)
-
-
-def _last_of(mixer: Mixer | None) -> float:
-    """Parameters of a mixer's last product."""
-    if isinstance(mixer, (Attention, LatentAttention)):
-        value = mixer.head_dim if isinstance(mixer, Attention) else mixer.value_dim
-        return float(mixer.width * mixer.heads * value)
-    return 0.0 if mixer is None else float(mixer.width * mixer.inner)

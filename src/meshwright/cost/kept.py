@@ -283,11 +283,13 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
     inside = hidden_copies(gated=part.gated, activation=part.activation) * h
     # The gradients of what the activation gave and read, where the last product's input is gone and no relu needs it.
     beside = 2.0 if part.gated or part.activation in (Activation.RELU, Activation.RELU_SQUARED) else 1.0
+    late = 0.0 if part.activation is Activation.RELU and not part.gated else h
     return Kept(
         saved=e * m * (part.width + inside),
         working=e * m * (beside * h + part.width),
         ending=e * m * (h + part.width),
-        fed=e * m * (part.width + (0.0 if part.activation is Activation.RELU and not part.gated else h)),
+        fed=e * m * (part.width + late),
+        late=e * m * late,
         waits=e * m * (2.0 * part.width + (3.0 if part.gated else 2.0) * h),
         copied=part.matrix_parameters / sizes.tensor,
     )
@@ -313,20 +315,23 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
     choices = chosen * (3.0 * _INDEX_BYTES + e) + _scores_kept(part, own, chosen, sizes)
     read = np.where((part.shared is not None) & (own < m), own + m, own)
     saved = e * (read * part.width + received * (part.width + inside) + 2.0 * sent * part.width) + choices
+    waits = m * (part.width + part.experts) + received * (2.0 * part.width + (3.0 if part.gated else 2.0) * h)
     expert = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts)
     saved = saved + _gate(part, sizes, tokens=own, beside=beside)
     copied = sum(norm.parameters for norm in part.inner_norms) + part.width * part.experts + expert / (slices * holders)
     if part.shared is not None:
         shared = hidden_copies(gated=part.shared.gated, activation=part.shared.activation)
         saved = saved + e * m * shared * part.shared.hidden / sizes.tensor
+        products = 3.0 if part.shared.gated else 2.0
+        waits = waits + m * (part.width + products * part.shared.hidden / sizes.tensor)
         copied = copied + part.shared.matrix_parameters / sizes.tensor
     if part.shared_gate:
-        saved, copied = saved + e * m * (part.width + 1.0), copied + part.width
+        saved, waits, copied = saved + e * m * (part.width + 1.0), waits + m, copied + part.width
     return Kept(
         saved=saved,
         working=e * (m * part.width + 2.0 * sent * part.width),
         ending=e * (m * part.width - received * inside),
-        waits=e * (m * (part.width + part.experts) + received * (2.0 * part.width + (3.0 if part.gated else 2.0) * h)),
+        waits=e * waits,
         copied=copied,
     )
 

@@ -16,8 +16,9 @@ class Kept:
     `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
     that its backward has beside what is saved, and `ending` what it has when both gradients of the last product are
     there, but for the matrix's; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
-    that the gradients of their weights alone read. `waits` are inputs of all products and the gradients of what they
-    gave, which a split backward keeps for those of their weights. `copied` elements of weights are kept
+    that the gradients of their weights alone read; `late` of those are gone where a whole backward has most. `waits`
+    are inputs of all products and the gradients of what they gave, which a split backward keeps for those of their
+    weights. `copied` elements of weights are kept
     beside the parameters where every pass casts them. `again` is what of `saved` but the core can be run again.
     """
 
@@ -27,6 +28,7 @@ class Kept:
     ending: FloatArray | float = 0.0
     logits: FloatArray | float = 0.0
     fed: FloatArray | float = 0.0
+    late: FloatArray | float = 0.0
     waits: FloatArray | float = 0.0
     copied: FloatArray | float = 0.0
     again: Mapping[Repeated, FloatArray] = field(default_factory=dict)

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 
 from meshwright.cost.block_bytes import Holds
-from meshwright.cost.bucket_bytes import on_the_way
+from meshwright.cost.bucket_bytes import OnTheWay, on_the_way
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.extents import Extent, by_extent
 from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
-from meshwright.cost.holding import Holdings, collect
+from meshwright.cost.holding import Holdings, collect, in_turns
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
@@ -118,7 +118,7 @@ def _at(
         shape=shape,
         kind=device.kind,
         software=features,
-        way=on_the_way(extents, optimized, processor=device.kind is DeviceKind.CPU),
+        way=_way(extents, changed, optimized, processor=device.kind is DeviceKind.CPU),
         besides=() if met is None else (met.between(state.after, entry.fixed, gathered=state.gathered),),
         least=least,
     )
@@ -138,6 +138,21 @@ def _at(
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
     return Peak(parts={str(part): held for part, held in parts.items()}, host=host - left)
+
+
+def _way(
+    extents: Sequence[Extent], changed: Sequence[Holds], optimized: Optimized, *, processor: bool
+) -> OnTheWay | None:
+    """What gradients of the trained blocks take on their way, those of a rank's last stage told apart where stages end
+    one after another."""
+    found, table = on_the_way(extents, optimized, processor=processor), optimized.table
+    if found is None or not in_turns(table).any():
+        return found
+    arrays, model = optimized.arrays, optimized.model
+    counts = dict.fromkeys(optimized.counts, optimized.counts["last"])
+    last = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
+    alone = on_the_way(last, replace(optimized, counts=counts), processor=processor)
+    return found if alone is None else replace(found, early=alone.after)
 
 
 def _cast_experts(table: PlanTable, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:

@@ -26,7 +26,7 @@ class EagerMoments:
     def __init__(self, at: Rows, *, kind: DeviceKind, software: Software) -> None:
         setting = at.setting
         self.found, self.fixed, self.kind, self.software = at.found, at.entry.fixed, kind, software
-        self.way = at.way
+        self.way, self.made = at.way, np.maximum(at.entry.all_stages.made, 1.0)
         self.master, self.compute, self.reduced = setting.master, setting.compute, setting.reduced
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
@@ -37,20 +37,26 @@ class EagerMoments:
 
     def backward(self, at: Beside) -> Iterator[Moment]:
         """The head's moments where a stage has one, layers', and the table's."""
-        told = Told(at, self.fixed + at.sends + self._root(at.stage), grown=self._grown(at), freed=self._freed(at))
+        root, grown, freed = self._root(at.stage), self._grown(at), self._freed(at)
+        told = Told(at, self.fixed + at.sends + root, grown=grown, freed=freed)
+        sends = np.where(self.splits, at.stage.half_sends, at.sends)
+        early = Told(at, self.fixed + sends + root, grown=grown, freed=freed)
         if at.follows is not None:
-            yield self._loss(at, told, here=at.here & at.follows)
+            yield self._loss(at, early, here=at.here & at.follows)
         if at.stage.head.any():
             yield from self._head(at, told)
         if at.stage.largest.any():
             yield from self._layers(at, told)
+            if self.splits.any():
+                yield from self._layers_before(at, early)
         if at.stage.embedding.any() or at.stage.tied.any():
             yield self._table(at, told)
         if self.way is not None and (at.here & at.ends).any():
             yield from self._setting_out(at, self.way)
 
     def _setting_out(self, at: Beside, way: OnTheWay) -> Iterator[Moment]:
-        """Buckets of gradients set out: that of the head, of the first layer and of the last one, and of the table."""
+        """Buckets of gradients set out: that of the head, of the first layer and of the last one, and of the table; and
+        all of them come, beside what stages that end later keep."""
         told = self._at_end(at)
         stage, head = at.stage, np.where(self._in_root(at.stage), 0.0, at.stage.head_made)
         if stage.head.any():
@@ -75,6 +81,7 @@ class EagerMoments:
             )
         if stage.embedding.any() or stage.tied.any():
             yield self._table_out(at, told, way)
+        yield told.moment(np.maximum(at.kept - stage.one_kept, 0.0), way.early, done=stage.made)
 
     def _at_end(self, at: Beside) -> Told:
         """Of a backward that ends its stage, the only one that is told."""
@@ -110,11 +117,11 @@ class EagerMoments:
         )
 
     def _gone(self, at: Beside, done: FloatArray) -> FloatArray:
-        """Bytes of buckets on their way when units that are `done` have their gradients in a stage's last backward."""
+        """Bytes of buckets under way when units that are `done` have their gradients in a stage's last backward; those
+        of stages that ended before have come."""
         if self.way is None:
             return np.zeros_like(done)
-        share = np.minimum(done / np.maximum(at.stage.made, 1.0), 1.0)
-        return np.where(at.ends, self.way.sent * share, 0.0)
+        return np.where(at.ends, self.way.sent * np.minimum(done / self.made, 1.0), 0.0)
 
     def _summed(self, at: Beside, *, alone: BoolArray | bool = False) -> FloatArray:
         """Bytes of a parameter of a sharded unit whose gradients are summed, beside sums that are whole: what is sent,
@@ -151,27 +158,58 @@ class EagerMoments:
         if stage.tied.any():
             tied = np.where(self.sharded, self.compute * head, self._tied(at))
             waits = np.where(stage.tied > 0.0, tied, 0.0)
-        behind, others = at.kept - stage.head_kept, np.maximum(at.kept - stage.one_kept, 0.0)
-        end = others + stage.sent + stage.apart
+        waits = waits + self._table_waits(at)
+        behind, others = self._after_head(at), np.maximum(at.kept - stage.one_kept, 0.0)
+        kept = np.where(self.splits, stage.largest_waits, stage.largest_kept)
+        end = others + np.where(self.splits, 0.0, stage.sent + stage.apart)
         inside = np.maximum(stage.made - stage.largest_made - stage.embedding, 0.0)
         flies = np.where(self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0)
         # The layer whose backward comes next is gathered meanwhile, and what it kept comes back.
         several = stage.layers > 1.0
-        layer = self.gathered * stage.largest * (1.0 + several) + self._layer(at) + waits
+        gathered = np.where(self.splits, 0.0, self.gathered * stage.largest)
+        layer = gathered * (1.0 + several) + self._layer(at) + waits
         reduces = waits + self._reducing(stage.largest_made, stage.closing, at)
         alone = np.where(self._in_root(stage), 0.0, head)
         yield told.moment(behind, layer + stage.ahead + flies * alone + self._gone(at, alone), done=head)
         yield told.moment(
-            np.maximum(behind - stage.largest_kept, 0.0),
-            np.where(self.splits, 0.0, self.gathered * stage.largest) + stage.ahead + reduces + self._gone(at, alone),
+            np.maximum(behind - kept, 0.0),
+            gathered + stage.ahead + reduces + self._gone(at, alone),
             done=head,
             dropped=head + stage.largest_made,
         )
         before = np.where(several, stage.largest_made, alone)
         gone = self._gone(at, inside)
-        yield told.moment(end + stage.largest_kept, layer + flies * before + gone, done=inside)
-        end = others + stage.sent + stage.entered
+        yield told.moment(end + kept, layer + flies * before + gone, done=inside)
+        end = others + np.where(self.splits, 0.0, stage.sent + stage.entered)
         yield told.moment(end, reduces + gone, done=inside, dropped=inside + stage.largest_made)
+
+    def _layers_before(self, at: Beside, told: Told) -> Iterator[Moment]:
+        """The same of the half that gives the input's gradient: what the other half reads of blocks behind stays."""
+        stage, several = at.stage, at.stage.layers > 1.0
+        here, scored = at.here & self.splits, at.logits - (stage.one_logits - stage.loss_logits)
+        own = np.where(self.sharded, 0.0, self.copied)
+        # A matrix's own copy goes with its product, of which the last one is behind.
+        layer = self.gathered * stage.largest * (1.0 + several) + stage.half - own * stage.formed
+        begins = at.kept - stage.head_kept + stage.head_waits
+        ends = at.kept - stage.one_kept + at.waits + stage.largest_kept - stage.largest_waits
+        for kept, buffers in ((begins, layer + stage.ahead), (ends + stage.sent + stage.apart, layer)):
+            yield replace(told.moment(kept, buffers, logits=scored), here=here)
+        if stage.embedding.any():
+            left = np.maximum(at.kept - stage.one_kept, 0.0) + at.waits + stage.sent + stage.entered
+            table = self.compute * stage.embedding + self._table_waits(at)
+            yield replace(told.moment(left, table), here=here & self.sharded)
+
+    def _table_waits(self, at: Beside) -> FloatArray:
+        """Bytes of a table's gradient, which comes with the inputs' and is reduced when the matrices' are formed."""
+        alone = self.splits & self.sharded & ~(at.sums & self.sums_whole)
+        return np.where(alone, self.reduced * at.stage.embedding, 0.0)
+
+    def _after_head(self, at: Beside) -> FloatArray:
+        """Bytes of activations when the head is done; of halves of backwards those between them are left, which form
+        gradients when earlier ones have let go of the rest."""
+        stage = at.stage
+        halved = at.kept - stage.one_kept + at.waits - stage.head_waits
+        return np.where(self.splits, halved, at.kept - stage.head_kept)
 
     def _table(self, at: Beside, told: Told) -> Moment:
         """The table's gradient is made whole; a tied head's part of it waits, and the sum of both is a third one."""
@@ -181,12 +219,10 @@ class EagerMoments:
         whole = whole + np.where(at.sums, 0.0, self.master * stage.embedding)
         unit = self._last_unit(stage)
         reduced = self._reducing(unit, unit, at, alone=stage.tied == 0.0)
+        # What waits is there when the table's gradient comes, and is gone when the last unit is reduced.
+        passed = np.where(self.sharded & self.splits, 0.0, at.waits + stage.sent + stage.entered)
         return told.moment(
-            # What waits is there when the table's gradient comes, and is gone when the last unit is reduced.
-            np.maximum(at.kept - stage.one_kept, 0.0)
-            + np.where(self.sharded & ~self.sums_whole, 0.0, at.waits)
-            + stage.sent
-            + stage.entered,
+            np.maximum(at.kept - stage.one_kept, 0.0) + passed,
             np.where(self.sharded, reduced, whole) + self._gone(at, np.maximum(stage.made - unit, 0.0)),
             done=np.maximum(stage.made - unit, 0.0),
             dropped=stage.made,
@@ -271,16 +307,15 @@ class EagerMoments:
     def _layer(self, at: Beside) -> FloatArray:
         """Bytes of a layer's backward: when its last product has given both gradients, of which the matrix's is added
         or stays, or its experts have given all of theirs; when it has most of its own; and, of a unit that is reduced
-        whole, when it comes to the mixer."""
+        whole, when it comes to the mixer. Where halves form gradients, one matrix's or one set of experts'."""
         stage = at.stage
         both = np.where(self.sharded, self.compute, self.master + self.narrow - self.copied)
         stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master))
-        return np.asarray(
-            np.maximum(
-                stage.ending + both * stage.closing, np.maximum(stage.working + stays * stage.formed, stage.mixing)
-            ),
-            dtype=np.float64,
+        whole = np.maximum(
+            stage.ending + both * stage.closing, np.maximum(stage.working + stays * stage.formed, stage.mixing)
         )
+        half = stage.closing * self._forming(at) + self.compute * (stage.closing - stage.formed)
+        return np.where(self.splits, half, whole)
 
     def _reducing(
         self, parameters: FloatArray, latest: FloatArray, at: Beside, *, alone: BoolArray | bool = False

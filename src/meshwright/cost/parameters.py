@@ -69,11 +69,11 @@ def _copied_tables(
     counts: Mapping[str, FloatArray],
     model: ModelSpec,
 ) -> FloatArray | None:
-    """Parameters of tied heads' copies of the matrix, away from their embedding; None where it has none."""
+    """Parameters of tied heads' copies of the matrix, in other stages than their embedding; None where it has none."""
     of_table = next(b for k, b in zip(arrays.kinds, blocks, strict=True) if k.block == model.embedding)
     if not (model.head.tied and of_table.parameters.any()):
         return None
-    embeds, heads = (arrays.of(block, counts["total"]) for block in (model.embedding, model.head))
+    embeds, heads = (arrays.of(block, counts["last"]) for block in (model.embedding, model.head))
     return np.maximum(heads - embeds, 0.0) * table_elements(model.head, table)[:, None]
 
 

@@ -18,7 +18,10 @@ from meshwright.cost.work import FloatArray
 from meshwright.spec.model import Embedding, Head, Layer
 
 _WAYS = ("frees", "sums", "ranks", "share")
-_OF_LAYERS = ("largest_kept", "working", "ending", "mixing", "largest", "largest_made", "closing", "formed")
+_OF_LAYERS = (
+    *("largest_kept", "largest_waits", "working", "half", "ending", "mixing"),
+    *("largest", "largest_made", "closing", "formed"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,9 @@ class LayerRun:
 
     number: FloatArray
     largest_kept: FloatArray
+    largest_waits: FloatArray
     working: FloatArray
+    half: FloatArray
     ending: FloatArray
     mixing: FloatArray
     largest: FloatArray

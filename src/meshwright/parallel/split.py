@@ -103,7 +103,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         above = grads[0].flatten(0, -2)
-        ctx.keep(PutOff(edge=ctx.edge, x=x.flatten(0, -2), above=above))
+        ctx.keep(PutOff(edge=ctx.edge, x=x.detach().flatten(0, -2), above=above))
         return grads[0] @ weight, None, above.sum(0) if ctx.has_bias else None, None, None
 
 

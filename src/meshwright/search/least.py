@@ -55,6 +55,7 @@ class BlockLeast:
     kept: Floats
     away: Floats
     working: Floats
+    half: Floats
     ending: Floats
     mixing: Floats
     opening: Floats

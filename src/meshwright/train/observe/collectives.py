@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from meshwright.parallel.mesh import CONTEXT_GROUP
-from meshwright.parallel.outer.learners import ACROSS
+from meshwright.parallel.outer.learners import ACROSS, MEETING
 from meshwright.spec.plan import AxisName, Plan
 from meshwright.spec.report import LineName
+from meshwright.spec.span import Span
 from meshwright.train.observe.samples import CollectiveCall, axes_spanned
 from meshwright.train.torch_compat import (
     TorchDispatchMode,
@@ -112,7 +113,12 @@ class CollectiveTimer(TorchDispatchMode):
     @property
     def calls(self) -> tuple[CollectiveCall, ...]:
         """Every collective seen, in the order of the calls."""
-        return tuple(pending.finish(self._plan) for pending in self._pending)
+        return self.calls_among(())
+
+    def calls_among(self, spans: Iterable[Span]) -> tuple[CollectiveCall, ...]:
+        """As `calls`; what begins while learners meet, as `spans` tell, is theirs but for what they tell each other."""
+        rounds = [span for span in spans if span.name == LineName.OUTER]
+        return tuple(pending.finish(self._plan, rounds) for pending in self._pending)
 
     @contextmanager
     def watching(self) -> Iterator[CollectiveTimer]:
@@ -197,13 +203,14 @@ class _Pending:
         self.held_from = start
         self.seconds += seconds
 
-    def finish(self, plan: Plan) -> CollectiveCall:
+    def finish(self, plan: Plan, rounds: Sequence[Span]) -> CollectiveCall:
         axes = axes_spanned(plan, ranks=self.ranks)
         line = line_of(
             self.operation, axes=axes, num_bytes=self.num_bytes, described=self.described, counts=self.counts
         )
+        meets = any(span.start <= self.start <= span.start + span.seconds for span in rounds)
         return CollectiveCall(
-            line=line,
+            line=LineName.OUTER if meets and self.described != MEETING else line,
             operation=self.operation,
             ranks=len(self.ranks),
             bytes=self.num_bytes,

@@ -126,7 +126,8 @@ class Profiler:
             optimizer_seconds=self._sections.get(LineName.OPTIMIZER, 0.0),
         )
         if timer is not None:
-            self._keep_collectives(timing, timer.calls, clock.seconds if clock else 0.0)
+            calls = timer.calls_among(self._current)
+            self._keep_collectives(timing, calls, clock.seconds if clock else 0.0)
         elif self._tracker is not None:
             self._sample = replace(self._sample, memory=self._memory_peak(self._tracker.peak()))
             self._tracker = None
