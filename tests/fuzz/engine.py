@@ -27,18 +27,20 @@ _SETTINGS = settings(
 )
 _BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
 _MOST_SHOWN = 600
+_IN_ONE = 8  # inputs of an example: an example costs hypothesis as much as a small input costs its reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """The smallest input that broke a reader in one place; `blob` makes it again, and is empty where the reader did not
-    break each time."""
+    break each time, and `after` how many inputs of a search came until it broke."""
 
     kind: str
     place: str
     told: str
     made: str
     blob: str
+    after: int
 
     def __str__(self) -> str:
         shown = self.made if len(self.made) <= _MOST_SHOWN else f"{self.made[:_MOST_SHOWN]} and so on"
@@ -70,45 +72,47 @@ class Ended:
 
 def batch(kind: Kind, *, seed: str, inputs: int, known: frozenset[str], folder: Path) -> Ended:
     """At least so many inputs, the same for one seed. What breaks in a place that is not `known` is made as small as it
-    gets and told once; the batch goes on after it. Whatever is tried counts, also while a finding is made smaller."""
-    ended, places = Ended(), set(known)
-    while ended.tried < inputs:
-        found = _search(
-            kind, seed=f"{seed} {ended.tried}", most=inputs - ended.tried, places=places, ended=ended, folder=folder
-        )
+    gets and told once; the batch goes on after it. What is tried while a finding is made smaller comes on top."""
+    ended, places, left = Ended(), set(known), inputs
+    while left > 0:
+        found = _search(kind, seed=f"{seed} {left}", most=left, places=places, ended=ended, folder=folder)
         if found is None:
             break
         ended.findings.append(found)
         places.add(found.place)
+        left -= found.after
     return ended
 
 
 def _search(kind: Kind, *, seed: str, most: int, places: set[str], ended: Ended, folder: Path) -> Finding | None:
     """The first finding beyond `places`, if there is one."""
-    last: list[tuple[Any, Broken]] = []
+    broke: list[tuple[Any, Broken, int]] = []
+    before = ended.tried
 
     @hypothesis.seed(seed)
-    @settings(_SETTINGS, max_examples=most)
+    @settings(_SETTINGS, max_examples=-(-most // _IN_ONE))
     @given(st.randoms(use_true_random=False))
     def search(rng: Random) -> None:
-        made = kind.make(rng)
-        ended.tried += 1
-        ended.seen.add(_digest(made))
-        try:
-            ended.taken += taken(kind, made, folder=folder)
-        except Broken as broken:
-            ended.broken[broken.place] += 1
-            if broken.place not in places:
-                last[:] = [(made, broken)]
-                raise
+        for _ in range(_IN_ONE):
+            made = kind.make(rng)
+            ended.tried += 1
+            ended.seen.add(_digest(made))
+            try:
+                ended.taken += taken(kind, made, folder=folder)
+            except Broken as broken:
+                ended.broken[broken.place] += 1
+                if broken.place not in places:
+                    broke.append((made, broken, ended.tried - before))
+                    raise
 
     try:
         search()
     except (Broken, Flaky) as error:
-        made, broken = last[0]
+        made, broken, _ = broke[-1]
         blob = _BLOB.search("".join(getattr(error, "__notes__", ())))
         each = blob[1] if blob and isinstance(error, Broken) else ""
-        return Finding(kind=kind.name, place=broken.place, told=str(broken), made=repr(made), blob=each)
+        told, after = str(broken), broke[0][2]
+        return Finding(kind=kind.name, place=broken.place, told=told, made=repr(made), blob=each, after=after)
     return None
 
 
@@ -119,9 +123,10 @@ def again(kind: Kind, blob: str, *, folder: Path) -> Any:
     @settings(_SETTINGS)
     @given(st.randoms(use_true_random=False))
     def once(rng: Random) -> None:
-        made = kind.make(rng)
-        print(f"{kind.name}: {made!r}", flush=True)
-        taken(kind, made, folder=folder)
+        for _ in range(_IN_ONE):
+            made = kind.make(rng)
+            print(f"{kind.name}: {made!r}", flush=True)
+            taken(kind, made, folder=folder)
 
     once()
 
