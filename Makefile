@@ -5,7 +5,7 @@ BIN := .venv/bin
 # Hundreds of interpreters start in the tests: what they read is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-full fuzz check docs
+.PHONY: help setup demo test test-full fuzz check types laws docs
 .DEFAULT_GOAL := help
 
 help:
@@ -28,9 +28,14 @@ fuzz: setup
 	@$(BIN)/python -m tests.fuzz --processes 2
 
 check: setup
+	@$(MAKE) --no-print-directory --jobs 2 types laws
+
+types:
+	@$(BIN)/mypy
+
+laws:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
 	@$(BIN)/python -m pytest tests/test_architecture.py
 
 # Tests wait about as long as they compute: three at a time keep two cores busy.

@@ -66,11 +66,11 @@ class Pool:
         """The results of `function(*arguments)` on ranks 0 ... ranks - 1, in order."""
         team = self._teams.pop(ranks, None) or self._form(ranks)
         self._teams[ranks] = team
-        for rank, (_, pipe) in enumerate(team.workers):
-            pipe.send((function, arguments, rank, ranks, team.store))
         try:
+            for rank, (_, pipe) in enumerate(team.workers):
+                pipe.send((function, arguments, rank, ranks, team.store))
             return _collect(team, timeout)
-        except WorkerError:
+        except BaseException:  # whatever it was, they are in the middle of something
             self._teams.pop(ranks).end()
             raise
 
