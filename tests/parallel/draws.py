@@ -126,10 +126,10 @@ def build(draw: Draw) -> Design:
     """The design of a draw, legal or not."""
     model, schedule = _model(draw.model, draw.layers), scheduled(draw)
     model = models.with_prefix(model) if draw.prefix else model
+    model = models.with_kv_heads(model, draw.kv_heads) if draw.kv_heads else model
     model = models.factored(model) if draw.factored else model
     model = model if draw.routing == "own" else models.routed(model, models.ROUTINGS[draw.routing])
     model = models.with_vocab(model, draw.vocab)
-    model = models.with_kv_heads(model, draw.kv_heads) if draw.kv_heads else model
     edges = (0, *draw.bounds, len(model.blocks))
     places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(

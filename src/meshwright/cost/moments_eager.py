@@ -39,8 +39,10 @@ class EagerMoments:
         """The head's moments where a stage has one, layers', and the table's."""
         root, grown, freed = self._root(at.stage), self._grown(at), self._freed(at)
         told = Told(at, self.fixed + at.sends + root, grown=grown, freed=freed)
-        sends = np.where(self.splits, at.stage.half_sends, at.sends)
-        early = Told(at, self.fixed + sends + root, grown=grown, freed=freed)
+        early = told
+        if self.splits.any():
+            sends = np.where(self.splits, at.stage.half_sends, at.sends)
+            early = Told(at, self.fixed + sends + root, grown=grown, freed=freed)
         if at.follows is not None:
             yield self._loss(at, early, here=at.here & at.follows)
         if at.stage.head.any():
@@ -201,6 +203,8 @@ class EagerMoments:
 
     def _table_waits(self, at: Beside) -> FloatArray:
         """Bytes of a table's gradient, which comes with the inputs' and is reduced when the matrices' are formed."""
+        if not self.splits.any():
+            return np.zeros_like(at.kept)
         alone = self.splits & self.sharded & ~(at.sums & self.sums_whole)
         return np.where(alone, self.reduced * at.stage.embedding, 0.0)
 
