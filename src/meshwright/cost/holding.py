@@ -251,7 +251,7 @@ class Holdings:
     def _away(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray] | None:
         """The most that one of the blocks counted keeps in the host's memory, and how many of them do, both of shape
         (rows, ranks); None where none does."""
-        if not any(np.any(block.bytes.away) for block in self.blocks):
+        if not self._leaves:
             return None
         zeros = np.zeros(counts.shape[:2])
         most, several = zeros, zeros
@@ -260,6 +260,11 @@ class Holdings:
             here = (counts[..., index] > 0) & (away > 0.0)
             most, several = np.where(here, np.maximum(most, away), most), several + counts[..., index] * here
         return most, several
+
+    @cached_property
+    def _leaves(self) -> bool:
+        """Whether a block keeps something in the host's memory."""
+        return any(np.any(block.bytes.away) for block in self.blocks)
 
     def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
         """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for."""
