@@ -145,7 +145,8 @@ def _evaluate(
 ) -> Costs:
     features = software(job.software)
     chosen = {
-        name: getattr(arrays, name)[table.layout] for name in ("total", "first", "last", "first_upto", "last_upto")
+        name: getattr(arrays, name).take(table.layout, axis=0)
+        for name in ("total", "first", "last", "first_upto", "last_upto")
     }
     valid, rank = arrays.valid[table.layout], arrays.rank[table.layout]
     shape = Shape(
@@ -171,7 +172,7 @@ def _evaluate(
         place=place[..., used],
         arrays=arrays,
         counts=chosen,
-        everything=arrays.everything[table.layout],
+        everything=arrays.everything.take(table.layout, axis=0),
         shape=shape,
         ways=_ways(table, rank, used, model=model, cluster=cluster, job=job),
         path=path,

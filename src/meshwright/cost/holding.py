@@ -259,7 +259,7 @@ class Holdings:
     def _away(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray] | None:
         """The most that one of the blocks counted keeps in the host's memory, and how many of them do, both of shape
         (rows, ranks); None where none does."""
-        if not any(np.any(block.bytes.away) for block in self.blocks):
+        if not self._leaves:
             return None
         zeros = np.zeros(counts.shape[:2])
         most, several = zeros, zeros
@@ -276,6 +276,16 @@ class Holdings:
         sent = receives * _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
         more = _chosen(1.0 * (self.table.schedule == _H2), rows) * (self._sends(counts) > 0)
         return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * (sent + more))
+    @cached_property
+    def _leaves(self) -> bool:
+        """Whether a block keeps something in the host's memory."""
+        return any(np.any(block.bytes.away) for block in self.blocks)
+
+    def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
+        """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for."""
+        receives = self._receives(counts)
+        sent = _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
+        return np.asarray(_chosen(self.hidden, rows) * np.where(receives > 0, receives * sent + 1.0, 0.0))
 
 
 def _chosen(values: FloatArray, rows: IntArray | None) -> FloatArray:

@@ -41,7 +41,7 @@ class Linear:
         return Linear(latency=self.latency + seconds, per_byte=self.per_byte + 0.0 * seconds)
 
     def take(self, rows: npt.NDArray[np.intp]) -> Linear:
-        return Linear(latency=self.latency[:, rows], per_byte=self.per_byte[:, rows])
+        return Linear(latency=self.latency.take(rows, axis=1), per_byte=self.per_byte.take(rows, axis=1))
 
     @classmethod
     def line(cls, latency: FloatArray, per_byte: FloatArray) -> Linear:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -29,19 +30,6 @@ Dim = tuple[IntArray, IntArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """The collectives of a step, one entry a row; `everyone` is one all-reduce over all ranks of a learner, `ends` one
-    of the first and the last pipeline rank, `rounds` what learners meet by, None where no row has some."""
-
-    layer: LayerLinks
-    data: DataLinks
-    expert_data: DataLinks
-    everyone: Linear
-    ends: Linear
-    rounds: RoundLinks | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundLinks:
     """Collectives among the ranks that hold the same in every learner, one entry a row: whole, and as far as a
     device's own links carry them, between sites nothing waited for. They go their `way`; `held` of a device's compute
@@ -54,7 +42,7 @@ class RoundLinks:
     far: Mapping[LineName, BoolArray]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Floor:
     """Rows that lie alike on nodes like those of `group`, priced once; `inverse` says which of them every row is."""
 
@@ -96,7 +84,7 @@ class _Floor:
             latency=np.where(apart, far.latency, near.latency), per_byte=np.where(apart, far.per_byte, near.per_byte)
         )
 
-    @property
+    @cached_property
     def _sharing(self) -> Sharing:
         world, pipeline = (values.astype(np.float64) for values in (self.table.world, self.table.pipeline))
         return share(self.group, world=world, pipeline=pipeline)
@@ -172,33 +160,73 @@ class _Floor:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """The collectives of a step, one entry a row, each priced where it is asked for."""
+
+    floor: _Floor
+
+    @cached_property
+    def layer(self) -> LayerLinks:
+        """Those inside blocks."""
+        floor, table, steps = self.floor, self.floor.table, strides(self.floor.table)
+        slices, experts, _, _ = _grid(table)
+        return LayerLinks(
+            tensor=floor.tensor(self._axes[AxisName.TENSOR]),
+            grid=tuple(floor.tensor(dim) for dim in _directions(table, steps[AxisName.TENSOR])),
+            context=floor.context(*_runs(table, steps[AxisName.CONTEXT])),
+            experts=floor.experts(slices, experts),
+            contention=_contention(self._everyone, group=floor.group),
+        )
+
+    @cached_property
+    def data(self) -> DataLinks:
+        """Those over data parallel ranks, of the dense parts."""
+        axes = self._axes
+        return self.floor.data(axes[AxisName.REPLICATE], axes[AxisName.SHARD], axes[AxisName.CONTEXT])
+
+    @cached_property
+    def expert_data(self) -> DataLinks:
+        """And of experts on a grid."""
+        _, _, shards, same = _grid(self.floor.table)
+        return self.floor.data(same, shards) if self.floor.table.on_grid.any() else self.data
+
+    @cached_property
+    def everyone(self) -> Linear:
+        """One all-reduce over all ranks of a learner."""
+        return self.floor.price(Collective.ALL_REDUCE, self._everyone)
+
+    @cached_property
+    def ends(self) -> Linear:
+        """One all-reduce of the first and the last pipeline rank."""
+        return self.floor.price(Collective.ALL_REDUCE, _ends(self.floor.around(self._axes[AxisName.PIPELINE])))
+
+    @cached_property
+    def rounds(self) -> RoundLinks | None:
+        """What learners meet by; None where no row has some."""
+        table = self.floor.table
+        if not (table.learners > 1).any():
+            return None
+        apart = axis_sizes(table)[AxisName.REPLICATE], strides(table)[AxisName.REPLICATE]
+        return _rounds(self.floor, apart, layer=self.layer, data=self.data)
+
+    @cached_property
+    def _axes(self) -> dict[AxisName, Dim]:
+        """Of the replicas those of one learner."""
+        table = self.floor.table
+        sizes, steps = axis_sizes(table), strides(table)
+        sizes = {**sizes, AxisName.REPLICATE: sizes[AxisName.REPLICATE] // table.learners}
+        return {name: (sizes[name], steps[name]) for name in AxisName}
+
+    @cached_property
+    def _everyone(self) -> Ring:
+        return self.floor.around(*self._axes.values())
+
+
 def lay_links(table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> Links:
     """The collectives of every row on nodes like those of `group`, priced once for rows that lie alike."""
     table, inverse = distinct(table)
-    floor = _Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software)
-    sizes, steps = axis_sizes(table), strides(table)
-    axes = {name: (sizes[name], steps[name]) for name in AxisName}
-    learners = table.learners
-    apart = axes[AxisName.REPLICATE]
-    axes[AxisName.REPLICATE] = (sizes[AxisName.REPLICATE] // learners, steps[AxisName.REPLICATE])
-    slices, experts, _, _ = _grid(table)
-    data, expert_data = _data(floor, table)
-    everyone = floor.around(*axes.values())
-    layer = LayerLinks(
-        tensor=floor.tensor(axes[AxisName.TENSOR]),
-        grid=tuple(floor.tensor(dim) for dim in _directions(table, steps[AxisName.TENSOR])),
-        context=floor.context(*_runs(table, steps[AxisName.CONTEXT])),
-        experts=floor.experts(slices, experts),
-        contention=_contention(everyone, group=group),
-    )
-    return Links(
-        layer=layer,
-        data=data,
-        expert_data=expert_data,
-        everyone=floor.price(Collective.ALL_REDUCE, everyone),
-        ends=floor.price(Collective.ALL_REDUCE, _ends(floor.around(axes[AxisName.PIPELINE]))),
-        rounds=_rounds(floor, apart, layer=layer, data=data) if (learners > 1).any() else None,
-    )
+    return Links(floor=_Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software))
 
 
 def copy_links(
@@ -255,22 +283,6 @@ def _rounds(floor: _Floor, replicas: Dim, *, layer: LayerLinks, data: DataLinks)
         held=occupied(around, kind=floor.group.device.kind)[floor.inverse],
         far=far,
     )
-
-
-def data_links(
-    table: PlanTable, *, group: NodeGroup, cluster: ClusterSpec, software: Software
-) -> tuple[DataLinks, DataLinks]:
-    """Of `lay_links` those over data parallel ranks: of the dense parts, and of experts on a grid."""
-    table, inverse = distinct(table)
-    return _data(_Floor(table=table, inverse=inverse, group=group, cluster=cluster, software=software), table)
-
-
-def _data(floor: _Floor, table: PlanTable) -> tuple[DataLinks, DataLinks]:
-    sizes, steps = axis_sizes(table), strides(table)
-    shards = [(sizes[name], steps[name]) for name in (AxisName.SHARD, AxisName.CONTEXT)]
-    data = floor.data((sizes[AxisName.REPLICATE] // table.learners, steps[AxisName.REPLICATE]), *shards)
-    _, _, shard_experts, same_experts = _grid(table)
-    return data, floor.data(same_experts, shard_experts) if table.on_grid.any() else data
 
 
 def _contention(ring: Ring, *, group: NodeGroup) -> Contention:

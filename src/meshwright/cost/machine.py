@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright.cost.kinds import BlockSeconds, combine, price_block
 from meshwright.cost.layouts import Kind
-from meshwright.cost.links import RoundLinks, copy_links, data_links, lay_links
+from meshwright.cost.links import Links, RoundLinks, copy_links, lay_links
 from meshwright.cost.network import Linear, collective, send, send_inside
 from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
@@ -53,6 +53,41 @@ class Machine:
     ends: Linear
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """What every block kind costs on nodes like those of a group, apart from what its data parallel ranks exchange;
+    `sharing` and `contention` as in Machine."""
+
+    links: Links
+    sharing: Sharing
+    contention: Contention | None
+    blocks: list[BlockSeconds]
+
+
+def price_blocks(
+    group: NodeGroup,
+    table: PlanTable,
+    kinds: Sequence[Kind],
+    *,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    software: Software,
+) -> Blocks:
+    """The blocks of `table`'s rows on `group`; raises ConfigError where its device lacks a figure they need."""
+    sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
+    links = lay_links(table, group=group, cluster=cluster, software=software)
+    combination = combine(table, device=group.device, job=job, software=software)
+    priced = partial(
+        price_block, group=group, software=software, links=links.layer, slow=sharing.lockstep, speed=sharing.speed
+    )
+    return Blocks(
+        links=links,
+        sharing=sharing,
+        contention=links.layer.contention if software.overlap and group.device.kind is not DeviceKind.CPU else None,
+        blocks=[priced(kind, kind.rows(table), combination) for kind in kinds],
+    )
+
+
 def machine(
     group: NodeGroup,
     table: PlanTable,
@@ -63,20 +98,14 @@ def machine(
     software: Software,
 ) -> Machine:
     """The prices of `table`'s rows on `group`; raises ConfigError where its device lacks a figure they need."""
-    sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
-    links = lay_links(table, group=group, cluster=cluster, software=software)
-    combination = combine(table, device=group.device, job=job, software=software)
-    contention = links.layer.contention if software.overlap and group.device.kind is not DeviceKind.CPU else None
+    found = price_blocks(group, table, kinds, cluster=cluster, job=job, software=software)
+    links, sharing = found.links, found.sharing
     sizes, shared = state_bytes(table, narrow=software.narrow_parameters), turns(table)
     tables = [kind.rows(table) for kind in kinds]
-    priced = partial(
-        price_block, group=group, software=software, links=links.layer, slow=sharing.lockstep, speed=sharing.speed
-    )
-    blocks = [priced(kind, rows, combination) for kind, rows in zip(kinds, tables, strict=True)]
     over: dict[int | None, DataLinks] = {None: links.data}
     for kind, rows in zip(kinds, tables, strict=True):
         if kind.shards not in over:
-            over[kind.shards], _ = data_links(rows, group=group, cluster=cluster, software=software)
+            over[kind.shards] = lay_links(rows, group=group, cluster=cluster, software=software).data
     syncs = [
         synchronize(
             block,
@@ -84,20 +113,20 @@ def machine(
             sizes=sizes,
             links=over[kind.shards],
             experts=links.expert_data,
-            contention=contention,
+            contention=found.contention,
             software=software,
             device=group.device,
             turns=shared,
             backward=kind.backward,
         )
-        for kind, rows, block in zip(kinds, tables, blocks, strict=True)
+        for kind, rows, block in zip(kinds, tables, found.blocks, strict=True)
     ]
     return Machine(
         group=group,
-        contention=contention,
+        contention=found.contention,
         sharing=sharing,
         sizes=sizes,
-        blocks=blocks,
+        blocks=found.blocks,
         syncs=syncs,
         data=over,
         expert_data=links.expert_data,

@@ -126,7 +126,7 @@ def taken(value: T, rows: IntArray) -> T:
     for field in fields(value):  # type: ignore[arg-type]
         entry = getattr(value, field.name)
         if isinstance(entry, np.ndarray):
-            changed[field.name] = entry[rows]
+            changed[field.name] = entry.take(rows, axis=0)
         elif is_dataclass(entry):
             changed[field.name] = taken(entry, rows)
     return replace(value, **changed)  # type: ignore[type-var]

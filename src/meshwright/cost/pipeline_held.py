@@ -27,18 +27,20 @@ def held(
     behind = pipeline - shape.rank
     found, left = microbatches * total, total if waits is None else waits
     one = np.minimum((behind + slices - 1.0) / slices, microbatches) * total
-    found = np.where(_mask(shape, Kind.ONE_F_ONE_B) | _mask(shape, Kind.SEQUENCE_1F1B), one, found)
+    found = np.where(_mask(shape, Kind.ONE_F_ONE_B, Kind.SEQUENCE_1F1B), one, found)
     for kind, depth in ((Kind.ZERO_BUBBLE_H1, 1.0), (Kind.ZERO_BUBBLE_H2, 2.0)):
-        deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches)
-        whole = np.minimum(depth * (behind - 1.0) + 1.0, deep)
-        found = np.where(_mask(shape, kind), whole * total + (deep - whole) * left, found)
-    looped = np.flatnonzero(_mask(shape, Kind.INTERLEAVED))
+        here = _mask(shape, kind)
+        if here.any():
+            deep = np.minimum(depth * (pipeline - 1.0) + 1.0, microbatches)
+            whole = np.minimum(depth * (behind - 1.0) + 1.0, deep)
+            found = np.where(here, whole * total + (deep - whole) * left, found)
+    looped = shape.interleaved
     if looped.size:
-        found[looped] = _interleaved(shape, looped, first=first, last=last, total=total)
+        found[looped] = shape.live.most(first=first[looped], last=last[looped], total=total[looped])
     for row, program in shape.tables.items():
         part = np.divide(left[row], total[row], out=np.ones_like(total[row]), where=total[row] > 0.0)
         found[row] = _counted(program, shape.rank[row], first=first[row], last=last[row], total=total[row], left=part)
-    if not (_mask(shape, Kind.ZERO_BUBBLE_V) | _mask(shape, Kind.DUAL_PIPE_V)).any():
+    if not _mask(shape, Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V).any():
         return found
     down, up = pipeline + behind, shape.rank + 1.0
     rising = np.minimum(down - 1.0, microbatches) * first + np.minimum(up, microbatches) * last
@@ -64,35 +66,5 @@ def _counted(
     return most
 
 
-def _mask(shape: Shape, kind: Kind) -> BoolArray:
-    return np.asarray(shape.schedule == SCHEDULES.index(kind))[:, None]
-
-
-def _interleaved(shape: Shape, rows: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray) -> FloatArray:
-    """The most when the first backward begins, when the last stage has had its round of them, when the first has."""
-    first, last, total = first[rows], last[rows], total[rows]
-    pipeline, chunks = shape.pipeline[rows, None], shape.chunks[rows, None]
-    most = chunks * shape.microbatches[rows, None]
-    lead = np.minimum(2.0 * (pipeline - shape.rank[rows] - 1.0) + (chunks - 1.0) * pipeline + 1.0, most)
-    inner = (total - first - last) / np.maximum(chunks - 2.0, 1.0)
-    inner = np.where(chunks > 2.0, inner, 0.0)
-    last = np.where(chunks > 1.0, last, 0.0)
-    period = chunks * pipeline
-
-    def at(forwards: FloatArray) -> FloatArray:
-        """Held when that many forwards are done: as many backwards as are `lead` behind."""
-        ahead = np.minimum(forwards, most)
-        done = np.maximum(ahead - lead, 0.0)
-        low, high = (np.floor(count / period) * pipeline for count in (ahead, done))
-        ahead, done = ahead % period, done % period
-        begun = low + np.minimum(ahead, pipeline)
-        ended = high + np.maximum(done - (chunks - 1.0) * pipeline, 0.0)
-        begun_last = low + np.maximum(ahead - (chunks - 1.0) * pipeline, 0.0)
-        ended_last = high + np.minimum(done, pipeline)
-        live, live_last = begun - ended, np.where(chunks > 1.0, begun_last - ended_last, 0.0)
-        return np.asarray(live * first + live_last * last + (lead - live - live_last) * inner, dtype=np.float64)
-
-    found = at(lead)
-    if np.array_equal(first, last) and np.allclose(first * chunks, total):
-        return found
-    return np.maximum(found, np.maximum(at(lead + pipeline), at(lead + period - pipeline)))
+def _mask(shape: Shape, *kinds: Kind) -> BoolArray:
+    return np.array([kind in kinds for kind in SCHEDULES])[shape.schedule][:, None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class _Round:
 def _round(at: Turned, way: Way) -> _Round:
     before = _looped(at, way, units=at.pipeline, loops=at.chunks - 1.0)
     arrived = before.where(at.chunks > 1.0, before.after(at.around - at.across))
-    return _Round(before=before, whole=_loop(at, way.last, arrived, units=at.pipeline))
+    return _Round(before=before, whole=_Loop.of(at, way.last, units=at.pipeline).after(arrived))
 
 
 def _before_backwards(at: Turned, way: Way, back: Way, done: _Round) -> tuple[FloatArray, FloatArray]:
@@ -153,23 +154,54 @@ def _looped(at: Turned, way: Way, *, units: FloatArray, loops: FloatArray) -> _E
     between a rank's first and last are alike.
     """
     inner = (way.total - way.first - way.last) / np.maximum(at.chunks - 2.0, 1.0)
-    ended = _Ended(first=np.zeros_like(units), last=np.zeros_like(units), by_rank=np.zeros_like(at.rank))
+    first, between, last = (_Loop.of(at, seconds, units=units) for seconds in (way.first, inner, way.last))
+    found = ended = _Ended(first=np.zeros_like(units), last=np.zeros_like(units), by_rank=np.zeros_like(at.rank))
     for loop in range(int(loops.max(initial=0.0))):
-        stage = np.where(loop == at.chunks - 1.0, way.last, inner) if loop else way.first
-        arrived = ended.after(at.around - at.across) if loop else ended
-        ended = ended.where(loops > loop, _loop(at, stage, arrived, units=units))
-    return ended
+        ends = at.chunks - 1.0 == loop
+        stage = (between.where(ends, last) if ends.any() else between) if loop else first
+        ended = stage.after(ended.after(at.around - at.across) if loop else ended)
+        done = loops == loop + 1.0
+        found = found.where(done, ended) if done.any() else found
+    return found
 
 
-def _loop(at: Turned, seconds: FloatArray, before: _Ended, *, units: FloatArray) -> _Ended:
-    """One stage of all ranks; `seconds` of a microbatch on each, shape (ranks, rows)."""
-    first, last, by_rank = before.first, before.last, before.by_rank.copy()
-    rank, reach = np.zeros_like(first) - 1.0, np.zeros_like(first)
-    for own, free, place, way, valid in zip(seconds, by_rank, at.rank, at.reach, at.valid, strict=True):
-        between = (place - rank - 1.0) * own + way - reach
-        begun = np.maximum(first + between, free)
-        left = np.maximum(begun + units * own, last + between + own)
-        first, last = np.where(valid, begun + own, first), np.where(valid, left, last)
-        rank, reach = np.where(valid, place, rank), np.where(valid, way, reach)
-        free[:] = last
-    return _Ended(first=first, last=last, by_rank=by_rank)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loop:
+    """One stage of all ranks, each of shape (ranks, rows): `upto` the seconds of a microbatch from the first rank's
+    start to each one's end, `alone` a rank's seconds without the way to it, and `others` those of all microbatches but
+    one without that way; both minus infinity where there is no rank."""
+
+    upto: FloatArray
+    alone: FloatArray
+    others: FloatArray
+
+    @classmethod
+    def of(cls, at: Turned, seconds: FloatArray, *, units: FloatArray) -> _Loop:
+        """Of `seconds` of a microbatch on each rank shown; those between are as the next one shown."""
+        steps, ways = np.diff(at.rank, axis=0, prepend=-1.0), np.diff(at.reach, axis=0, prepend=0.0)
+        upto = np.cumsum(np.where(at.valid, steps * seconds + ways, 0.0), axis=0)
+        alone, others = seconds - upto, (units - 1.0) * seconds - upto
+        return cls(
+            upto=upto,
+            alone=np.where(at.valid, alone, -np.inf),
+            others=np.where(at.valid, others, -np.inf),
+        )
+
+    def where(self, chosen: BoolArray, then: _Loop) -> _Loop:
+        """`then` in the chosen rows."""
+        names = ("upto", "alone", "others")
+        return _Loop(**{name: np.where(chosen, getattr(then, name), getattr(self, name)) for name in names})
+
+    def after(self, before: _Ended) -> _Ended:
+        """When it ends: a rank begins when it is free and the microbatch has come."""
+        first = self.upto + np.maximum(before.first, _most_upto(before.by_rank + self.alone))
+        by_rank = self.upto + np.maximum(before.last, _most_upto(first + self.others))
+        return _Ended(first=first[-1], last=by_rank[-1], by_rank=by_rank)
+
+
+def _most_upto(values: FloatArray) -> FloatArray:
+    """The largest of the ranks up to each one, written over `values` (ranks, rows): numpy's own accumulates down short
+    columns more slowly."""
+    for before, own in pairwise(values):
+        np.maximum(before, own, out=own)
+    return values

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 
 import numpy as np
 
-from meshwright.cost.table import BoolArray, IntArray
+from meshwright.cost.pipeline_live import Live
+from meshwright.cost.table import SCHEDULES, BoolArray, IntArray
 from meshwright.cost.work import FloatArray
 from meshwright.schedule.program import Program
+from meshwright.spec.plan import ScheduleKind
+
+_INTERLEAVED = SCHEDULES.index(ScheduleKind.INTERLEAVED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,7 @@ class RankSeconds:
         return RankSeconds(**{name: getattr(self, name) - getattr(part, name) for name in names})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """Schedule and position of every row: `rank` and `valid` have shape (rows, ranks), the rest (rows,).
 
@@ -64,6 +69,18 @@ class Shape:
     valid: BoolArray
     slices: FloatArray | None = None
     tables: Mapping[int, Program] = field(default_factory=dict)
+
+    @cached_property
+    def interleaved(self) -> IntArray:
+        """The rows whose schedule is interleaved."""
+        return np.flatnonzero(self.schedule == _INTERLEAVED)
+
+    @cached_property
+    def live(self) -> Live:
+        """What the `interleaved` rows hold."""
+        rows = self.interleaved
+        columns = ("pipeline", "chunks", "microbatches")
+        return Live.of(rank=self.rank[rows], **{name: getattr(self, name)[rows, None] for name in columns})
 
     @property
     def passed(self) -> FloatArray:

@@ -215,8 +215,10 @@ def turns(table: PlanTable) -> FloatArray:
     Breadth-first runs all microbatches of a stage in a row (2211.05953), and they share both where the parameters stay:
     in stages of one layer, for memory holds the layer at work and the next one.
     """
-    alone = np.array([_layers(layout) <= 1 for layout in table.layouts])[table.layout]
-    kept = (table.schedule == _BREADTH_FIRST) & alone
+    kept = table.schedule == _BREADTH_FIRST
+    for layout in np.unique(table.layout[kept]).tolist():
+        if _layers(table.layouts[layout]) > 1:
+            kept &= table.layout != layout
     return np.where(kept, table.microbatches, 1).astype(np.float64)
 
 

@@ -87,7 +87,7 @@ class Bounds:
     def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches and the schedule of `table`, whatever is sharded."""
         forward, backward = self._either(table, frames)
-        total = self._count(table).total[table.layout][..., :-1]
+        total = self._count(table).total.take(table.layout, axis=0)[..., :-1]
         before = self._entered(table, forward, backward)
         work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
         return np.asarray(np.maximum(work, self._crossed(table, forward, backward)))
@@ -97,13 +97,13 @@ class Bounds:
         found = []
         for sharded in (False, True):
             blocks, at = self._least.of(table, frames=frames, sharded=np.full(len(table), sharded))
-            found.append((blocks.forward[at], blocks.backward[at]))
+            found.append((blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0)))
         (forward, backward), (other, back) = found
         return np.minimum(forward, other), np.minimum(backward, back)
 
     def _entered(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
         """Seconds before every rank's first work and after its last, of blocks of those seconds (rows, kinds)."""
-        before = self._before[table.layout]
+        before = self._before.take(table.layout, axis=0)
         passed = forward + np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], backward, 0.0)
         return np.asarray(_summed(before, passed) / table.slices[:, None])
 
@@ -111,7 +111,7 @@ class Bounds:
         """Of a slice's share of the `parameters` (rows, kinds) of blocks, those that backwards meet before every rank's
         first work and after its last."""
         whole = np.isin(table.schedule, _WHOLE_BACKWARD) / table.slices
-        return np.asarray(_summed(self._before[table.layout], parameters) * whole[:, None])
+        return np.asarray(_summed(self._before.take(table.layout, axis=0), parameters) * whole[:, None])
 
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Of every plan of `table`, each of the frame in `frames`, shape (rows,): of its first rank and its busiest.
@@ -136,7 +136,8 @@ class Bounds:
             for group in self._cluster.groups
         ]
         owned = owned_parameters(table, work.parameters[:, :1] + work.experts[:, :1], work.experts[:, :1])
-        moved = np.maximum(np.min(step, axis=0), self._crossed(table, blocks.forward[at], blocks.backward[at]))
+        crossed = self._crossed(table, blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0))
+        moved = np.maximum(np.min(step, axis=0), crossed)
         return np.asarray(moved + self._optimizer(table, owned))
 
     def _crossed(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
@@ -183,7 +184,7 @@ class Bounds:
 
     def _work(self, table: PlanTable, blocks: BlockLeast) -> Work:
         """What `blocks` make of the first rank of every row and of that which is longest busy, with what is before."""
-        every = self._count(table).total[table.layout][..., :-1]
+        every = self._count(table).total.take(table.layout, axis=0)[..., :-1]
         entered = self._entered(table, blocks.forward, blocks.backward)
         busy = self._entered(table, blocks.forward, blocks.backward_work)
         path = entered + table.microbatches[:, None] * _summed(every, blocks.forward + blocks.backward)
@@ -248,7 +249,7 @@ class Bounds:
         for group in self._cluster.groups:
             peak = memory(
                 table,
-                _as_blocks(blocks.take(at)),
+                _as_blocks(blocks, at),
                 arrays=arrays,
                 counts=counts,
                 shape=shape,
@@ -290,13 +291,14 @@ class _Held:
     expert_parameters: Floats
 
 
-def _as_blocks(found: BlockLeast) -> list[_Held]:
-    """As memory reads them: bytes and parameters, kind by kind."""
+def _as_blocks(found: BlockLeast, rows: Ids) -> list[_Held]:
+    """As memory reads them: bytes and parameters of the chosen rows, kind by kind."""
+    columns = {name: getattr(found, name).take(rows, axis=0) for name in (*BYTES, "parameters", "apart")}
     return [
         _Held(
-            parameters=found.parameters[:, kind],
-            expert_parameters=found.apart[:, kind],
-            bytes=BlockBytes(**{name: getattr(found, name)[:, kind] for name in BYTES}),
+            parameters=columns["parameters"][:, kind],
+            expert_parameters=columns["apart"][:, kind],
+            bytes=BlockBytes(**{name: columns[name][:, kind] for name in BYTES}),
         )
         for kind in range(found.kept.shape[1])
     ]
@@ -311,8 +313,8 @@ def least_bytes(space: Space, *, model: ModelSpec, job: JobSpec) -> Floats:
     sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
     if _ALL_AWAY in space.values("offload"):
         return np.zeros(len(space.frames["precision"]))
-    may_leave = any((entry.columns["offload"] == _AWAY).any() for entry in space.inner.values())
-    each = sizes.compute + (0.0 if may_leave else least_state(job.optimizer, wide=sizes.wide))
+    leaves = _AWAY in space.values("offload")
+    each = sizes.compute + (0.0 if leaves else least_state(job.optimizer, wide=sizes.wide))
     frames = space.frames
     ranks = frames["tensor"] * frames["context"] * frames["data"] * frames["pipeline"]
     return np.asarray(model.parameters / ranks * each, dtype=np.float64)

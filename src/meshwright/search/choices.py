@@ -54,7 +54,7 @@ class Choices:
     def __init__(self, space: Space) -> None:
         self._space = space
         keys = sorted(space.inner)
-        parts = [space.plain.inner[key].columns for key in keys]
+        parts = [space.plain.inner[key].crossed() for key in keys]
         number = {key: index for index, key in enumerate(keys)}
         self._key = np.array([number[int(key)] for key in space.keys], dtype=np.int64)
         sizes = [len(part["microbatch"]) for part in parts]

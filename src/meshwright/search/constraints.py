@@ -66,6 +66,10 @@ class Limits:
     fixed: Mapping[str, Value]
     forbidden: tuple[tuple[str, Value | None], ...]
 
+    def names(self, column: str) -> bool:
+        """Whether anything is fixed or forbidden in `column`."""
+        return column in self.fixed or any(name == column for name, _ in self.forbidden)
+
     def allows(self, column: str, value: Value) -> bool:
         return self.refusal(column, value) is None
 

@@ -13,7 +13,7 @@ from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import BlockBytes
 from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.layouts import Kind
-from meshwright.cost.machine import Machine, machine
+from meshwright.cost.machine import Blocks, price_blocks
 from meshwright.cost.overlap import Contention
 from meshwright.cost.software import software
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SHARDINGS
@@ -65,7 +65,7 @@ class BlockLeast:
     apart: Floats
 
     def take(self, rows: Ids) -> BlockLeast:
-        return BlockLeast(**{field.name: getattr(self, field.name)[rows] for field in fields(self)})
+        return BlockLeast(**{field.name: getattr(self, field.name).take(rows, axis=0) for field in fields(self)})
 
     def joined(self, other: BlockLeast) -> BlockLeast:
         names = [field.name for field in fields(self)]
@@ -149,7 +149,7 @@ class Least:
         table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),)).of_job(self._job)
         features, found = software(self._job.software), []
         for group in self._cluster.groups:
-            priced = machine(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
+            priced = price_blocks(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
             self.contention[group.name] = priced.contention
             sums = partial(accumulation_seconds, table=table, device=group.device, software=features)
             apart = group.device.kind is not DeviceKind.CPU
@@ -158,7 +158,7 @@ class Least:
         return reduce(BlockLeast.least, found)
 
 
-def _least_of(priced: Machine, *, added: Sequence[Floats | float]) -> BlockLeast:
+def _least_of(priced: Blocks, *, added: Sequence[Floats | float]) -> BlockLeast:
     """The figures of blocks, whose seconds are told where ranks share cores that make them slower, without those in
     which gradients are `added` up, which more than a setting decides."""
     blocks, slower = priced.blocks, priced.sharing.lockstep

@@ -79,19 +79,27 @@ class Product:
         """Keep the rows of the mask; with a rule, count the others under its name."""
         refused = int(mask.size - np.count_nonzero(mask))
         if refused and rule is not None:
-            before = self.rejections.get(rule)
-            example = before.example if before else self.describe(int(np.argmin(mask)))
-            count = refused + (before.count if before else 0)
-            self.rejections[rule] = Rejection(rule=rule, count=count, example=example)
+            self._refuse(rule, refused, example=self.describe(int(np.argmin(mask))))
         if refused:
             self.columns = {name: column[mask] for name, column in self.columns.items()}
 
+    def refuse_with_each(self, other: Product) -> None:
+        """Count what `other` refused with every row here."""
+        for entry in other.rejections.values() if self.rows else ():
+            self._refuse(entry.rule, entry.count * self.rows, example=f"{self.describe(0)}, {entry.example}")
+
+    def _refuse(self, rule: str, refused: int, *, example: str) -> None:
+        before = self.rejections.get(rule)
+        count, example = (refused + before.count, before.example) if before else (refused, example)
+        self.rejections[rule] = Rejection(rule=rule, count=count, example=example)
+
     def constrain(self, name: str, values: npt.NDArray[np.int64], words: Sequence[str] | None = None) -> None:
         """Drop the rows whose value of the constraint column `name` the job refuses."""
-        distinct, inverse = np.unique(values, return_inverse=True)
-        allowed = [self.asked.allows(name, words[int(value)] if words else int(value)) for value in distinct]
-        if not all(allowed):
-            self.keep(np.array(allowed, dtype=np.bool_)[inverse], "keeps-constraints")
+        if not self.asked.names(name):
+            return
+        known = np.unique(values).tolist()
+        allowed = [value for value in known if self.asked.allows(name, words[value] if words else value)]
+        self.keep(np.isin(values, allowed), "keeps-constraints")
 
     def describe(self, row: int) -> str:
         return ", ".join(_word(name, int(column[row])) for name, column in self.columns.items())

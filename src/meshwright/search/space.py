@@ -42,22 +42,27 @@ _BASE = 1 << 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
-    """What may be chosen inside a frame of one pipeline and data parallel size, and what was refused."""
+    """What may be chosen inside a frame of one pipeline and data parallel size, each of `columns` with each of `rungs`,
+    which are of recompute and offload, and what was refused."""
 
     columns: Columns
+    rungs: Columns
     rejections: Mapping[str, Rejection]
 
     def __len__(self) -> int:
-        return len(self.columns["microbatch"])
+        return len(self.columns["microbatch"]) * len(self.rungs["recompute"])
+
+    def crossed(self) -> Columns:
+        """Every plan as a row."""
+        size, rungs = len(self.columns["microbatch"]), len(self.rungs["recompute"])
+        return {name: np.repeat(values, rungs) for name, values in self.columns.items()} | {
+            name: np.tile(values, size) for name, values in self.rungs.items()
+        }
 
     def plain(self) -> Inner:
         """Rows with the least recompute and offload that are allowed."""
-        columns = self.columns
-        least = [columns[name] == columns[name].min(initial=len(RECOMPUTES)) for name in ("recompute", "offload")]
-        return self.taken(least[0] & least[1])
-
-    def taken(self, mask: npt.NDArray[np.bool_]) -> Inner:
-        return Inner(columns={name: values[mask] for name, values in self.columns.items()}, rejections=self.rejections)
+        least = [values == values.min(initial=len(RECOMPUTES)) for values in self.rungs.values()]
+        return replace(self, rungs={name: values[least[0] & least[1]] for name, values in self.rungs.items()})
 
     def lightest(self) -> Inner:
         """Rows among which is the one that holds least in every frame."""
@@ -66,10 +71,11 @@ class Inner:
             return self
         small = columns["microbatch"] == columns["microbatch"].min()
         widest = (columns["shard"] == columns["shard"].max()) | (columns["sharding"] == UNSHARDED)
-        fewest = {kind: columns["chunks"][columns["schedule"] == kind].min() for kind in np.unique(columns["schedule"])}
-        few = columns["chunks"] == np.array([fewest[kind] for kind in columns["schedule"]])
-        mask = small & widest & few
-        return self.taken(mask if mask.any() else np.ones(len(self), dtype=np.bool_))
+        fewest = np.full(len(SCHEDULES), columns["chunks"].max())
+        np.minimum.at(fewest, columns["schedule"], columns["chunks"])
+        mask = small & widest & (columns["chunks"] == fewest[columns["schedule"]])
+        mask = mask if mask.any() else np.ones_like(mask)
+        return replace(self, columns={name: values[mask] for name, values in columns.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +119,7 @@ class Space:
         columns: dict[str, npt.ArrayLike] = {
             name: np.repeat(values[frames], counts) for name, values in self.frames.items() if name != "data"
         }
-        chosen = [self.inner[int(key)].columns for key in self.keys[frames]]
+        chosen = [self.inner[int(key)].crossed() for key in self.keys[frames]]
         for name in chosen[0]:
             columns[name] = np.concatenate([entry[name] for entry in chosen])
         columns["layout"] = self.layouts_of(columns)
@@ -136,8 +142,9 @@ class Space:
 
     def values(self, name: str) -> list[int]:
         """What some frame may choose in the column `name`, in order."""
-        whole = np.bincount(np.concatenate([entry.columns[name] for entry in self.inner.values()]))
-        return [int(value) for value in np.flatnonzero(whole)]
+        entries = [entry for entry in self.inner.values() if len(entry)]
+        found = [entry.rungs[name] if name in entry.rungs else entry.columns[name] for entry in entries]
+        return np.unique(np.concatenate(found)).tolist() if found else []
 
     def frame_of(self, frames: Ids) -> Ids:
         """The frame of every row of `rows_of(frames)`."""
@@ -159,14 +166,17 @@ class Space:
 
     def _layout(self, pipeline: int, chunks: int, schedule: int, precision: int) -> int:
         """The index of a layout, which is made where it is asked for first."""
-        kind, stages = SCHEDULES[schedule], range(pipeline * chunks)
-        ranks = tuple(stage_rank(kind, stage, pipeline=pipeline, chunks=chunks) for stage in stages)
-        plain = ranks == tuple(stage % pipeline for stage in stages)
-        key = (pipeline, chunks, -1 if plain else schedule, precision)
-        if key not in self.layouts:
-            self.layouts[key] = len(self.made)
-            self.made.append(Layout(bounds=tuple(self.boundaries[precision](pipeline, ranks)), ranks=ranks))
-        return self.layouts[key]
+        asked = (pipeline, chunks, schedule, precision)
+        if asked not in self.layouts:
+            kind, stages = SCHEDULES[schedule], range(pipeline * chunks)
+            ranks = tuple(stage_rank(kind, stage, pipeline=pipeline, chunks=chunks) for stage in stages)
+            plain = ranks == tuple(stage % pipeline for stage in stages)
+            key = (pipeline, chunks, -1 if plain else schedule, precision)
+            if key not in self.layouts:
+                self.layouts[key] = len(self.made)
+                self.made.append(Layout(bounds=tuple(self.boundaries[precision](pipeline, ranks)), ranks=ranks))
+            self.layouts[asked] = self.layouts[key]
+        return self.layouts[asked]
 
 
 def enumerate_plans(
@@ -351,15 +361,17 @@ def _inner(key: Key, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, j
     product.constrain("replicate", product["replicate"])
     product.constrain("zero", product["sharding"], [kind.value for kind in SHARDINGS])
     choose_meetings(product, key, job)
-    product.times(["recompute"], [[index] for index in range(len(RECOMPUTES))])
-    product.constrain("recompute", product["recompute"], [kind.value for kind in RECOMPUTES])
     hosted = all(group.host is not None for group in cluster.groups)
     # Slower than whatever else fits, parameters leave the device only where that is asked for.
     asks = asked.fixed.get("offload") == Offload.PARAMETERS.value
-    kinds = [kind for kind in Offload if hosted and (asks or kind is not Offload.PARAMETERS)]
-    product.times(["offload"], [[OFFLOADS.index(kind)] for kind in kinds or [Offload.NONE]])
-    product.constrain("offload", product["offload"], [kind.value for kind in OFFLOADS])
     product.keep((product["sharding"] == SHARDINGS.index(Sharding.PARAMETERS)) | (not asks), "offload-has-shards")
     product.keep((product["sync"] < COMPRESSED) | (not asks), "compression-is-laid")
+    rungs = Product(asked)
+    rungs.times(["recompute"], [[index] for index in range(len(RECOMPUTES))])
+    rungs.constrain("recompute", rungs["recompute"], [kind.value for kind in RECOMPUTES])
+    kinds = [kind for kind in Offload if hosted and (asks or kind is not Offload.PARAMETERS)]
+    rungs.times(["offload"], [[OFFLOADS.index(kind)] for kind in kinds or [Offload.NONE]])
+    rungs.constrain("offload", rungs["offload"], [kind.value for kind in OFFLOADS])
+    product.refuse_with_each(rungs)
     columns = {name: values for name, values in product.columns.items() if name not in ("pipeline", "data")}
-    return Inner(columns=columns, rejections=product.rejections)
+    return Inner(columns=columns, rungs=rungs.columns, rejections=product.rejections)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from meshwright.cost import PlanTable
 from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.lines import Linear
-from meshwright.cost.links import data_links
+from meshwright.cost.links import lay_links
 from meshwright.cost.overlap import Contention, Traffic, Way
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
@@ -38,7 +38,7 @@ class Lasts:
     far: Floats
 
     def take(self, rows: Ids) -> Lasts:
-        return Lasts(whole=self.whole[rows], work=self.work[rows], near=self.near[rows], far=self.far[rows])
+        return Lasts(**{name: getattr(self, name).take(rows, axis=0) for name in ("whole", "work", "near", "far")})
 
     def longer(self, seconds: Floats, contention: Contention | None) -> Lasts:
         """With so much more work, beside which links are as idle as beside the rest of it."""
@@ -74,13 +74,13 @@ class Work:
 
     def take(self, rows: Ids) -> Work:
         return Work(
-            before=self.before[rows],
-            busy_before=self.busy_before[rows],
-            parameters_before=self.parameters_before[rows],
+            before=self.before.take(rows, axis=0),
+            busy_before=self.busy_before.take(rows, axis=0),
+            parameters_before=self.parameters_before.take(rows, axis=0),
             forward=self.forward.take(rows),
             backward=self.backward.take(rows),
-            parameters=self.parameters[rows],
-            experts=self.experts[rows],
+            parameters=self.parameters.take(rows, axis=0),
+            experts=self.experts.take(rows, axis=0),
         )
 
 
@@ -154,7 +154,8 @@ class _Moved:
 
 def _moved(table: PlanTable, work: Work, *, group: NodeGroup, cluster: ClusterSpec, software: Software) -> _Moved:
     """Of the dense parts, and of experts where there is a grid."""
-    data, expert_data = data_links(table, group=group, cluster=cluster, software=software)
+    links = lay_links(table, group=group, cluster=cluster, software=software)
+    data, expert_data = links.data, links.expert_data
     sizes = state_bytes(table, narrow=software.narrow_parameters)
 
     def over(links: DataLinks, parameters: Floats, divided: Ids) -> _Moved:
