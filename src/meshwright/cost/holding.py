@@ -15,12 +15,12 @@ from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
+from meshwright.schedule import written
 from meshwright.spec.model import Head, Layer, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
-_H2 = SCHEDULES.index(ScheduleKind.ZERO_BUBBLE_H2)
-_SPLIT = [SCHEDULES.index(ScheduleKind.ZERO_BUBBLE_H1), _H2]
+_SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
 _SUMS = ("one_kept", "whole", "made", "stays", "added", "layers")
@@ -271,21 +271,17 @@ class Holdings:
 
     def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray]:
         """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for; and in the
-        earlier half of a split backward, before which H1 makes no room and H2 does for one more gradient."""
+        earlier half of a split backward, before which no room is made."""
         receives, hidden = self._receives(counts), _chosen(self.hidden, rows)
         sent = receives * _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
+<<<<<<< HEAD
         more = _chosen(1.0 * (self.table.schedule == _H2), rows) * (self._sends(counts) > 0)
         return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * (sent + more))
+
     @cached_property
     def _leaves(self) -> bool:
         """Whether a block keeps something in the host's memory."""
         return any(np.any(block.bytes.away) for block in self.blocks)
-
-    def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
-        """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for."""
-        receives = self._receives(counts)
-        sent = _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
-        return np.asarray(_chosen(self.hidden, rows) * np.where(receives > 0, receives * sent + 1.0, 0.0))
 
 
 def _chosen(values: FloatArray, rows: IntArray | None) -> FloatArray:
@@ -335,4 +331,5 @@ def in_turns(table: PlanTable) -> BoolArray:
 
 def splits(table: PlanTable) -> BoolArray:
     """Rows whose only stage on a rank gives the gradients of inputs first, shape (rows,)."""
-    return np.isin(table.schedule, _SPLIT)
+    told = np.array([written.splits(layout.table) for layout in table.layouts])[table.layout]
+    return np.asarray(np.isin(table.schedule, _SPLIT) | (told & (table.chunks == 1)))
