@@ -269,19 +269,17 @@ class Holdings:
             most, several = np.where(here, np.maximum(most, away), most), several + counts[..., index] * here
         return most, several
 
+    @cached_property
+    def _leaves(self) -> bool:
+        """Whether a block keeps something in the host's memory."""
+        return any(np.any(block.bytes.away) for block in self.blocks)
+
     def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray]:
         """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for; and in the
         earlier half of a split backward, before which no room is made."""
         receives, hidden = self._receives(counts), _chosen(self.hidden, rows)
         sent = receives * _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
-<<<<<<< HEAD
-        more = _chosen(1.0 * (self.table.schedule == _H2), rows) * (self._sends(counts) > 0)
-        return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * (sent + more))
-
-    @cached_property
-    def _leaves(self) -> bool:
-        """Whether a block keeps something in the host's memory."""
-        return any(np.any(block.bytes.away) for block in self.blocks)
+        return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * sent)
 
 
 def _chosen(values: FloatArray, rows: IntArray | None) -> FloatArray:
