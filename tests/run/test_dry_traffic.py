@@ -36,7 +36,7 @@ LAYOUTS = {
 QUICK = (("mixture", "zero3"), ("tiny", "zero1"), ("gpt", "loops"), ("mixture_full", "plain"), ("latent", "zero2"))
 KINDS = (None, AcpSgd(rank=2, start_step=3), PowerSgd(rank=2), TopK(share=0.03), DeMo(), OneBit())
 AGAIN = (("mixture", "experts again"),)
-GRIDS = (("tied", "square"), ("gpt", "cube"))
+GRIDS = (("tied", "square"), ("gpt", "cube"), ("full_norm", "square"), ("full_norm", "cube"))
 
 
 def check(

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from meshwright.cost.grid_places import Role, role_of
 from meshwright.cost.traffic_groups import GridGroups, Group, Sharers, along, sharers
-from meshwright.spec.blocks import Embedding, Layer
+from meshwright.spec.blocks import Block, Embedding, Layer
 from meshwright.spec.plan import AxisName, Design, Plan, Sharding, TensorGrid
 from meshwright.spec.tensors import ParameterTensor, prefix, tensors
 
-_OF_HEADS = ("query_norm.weight", "key_norm.weight")
 _REGIONS = (".mixer.", ".dense.", ".transform.")
 _POSITIONS = "embedding.positions.weight"
 _SLICED = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1}
@@ -118,7 +118,8 @@ def held(design: Design, index: int, *, grid: GridGroups | None) -> Held:
     apart: list[Part] = []
     left: list[Part] = []
     for block in range(stage.start, stage.stop):
-        found = [_divided(part, design, grid=grid) for part in _whole(design, block)]
+        entry = model.blocks[block]
+        found = [_divided(part, design, grid=grid, block=entry) for part in _whole(design, block)]
         experts = tuple(part for part in found if part.grid)
         if experts and sharded and grid is not None and grid.shards.size > 1:
             places = tuple(part.sharded(_dim_of_shards(part, grid.shards.size), grid.shards) for part in experts)
@@ -135,7 +136,7 @@ def held(design: Design, index: int, *, grid: GridGroups | None) -> Held:
             among = sharers(plan, plan.group_of(block).shards)
             units.append(Unit(parts=tuple(part.sharded(0, among.shards) for part in own), sharers=among, block=block))
     if tied and index > 0:
-        table = _divided(_table(design), design, grid=grid)
+        table = _divided(_table(design), design, grid=grid, block=model.embedding)
         left += [table.sharded(0, end.shards)] if sharded else []
         dense = dense if sharded else [table, *dense]
     if left:
@@ -160,8 +161,8 @@ def _table(design: Design) -> tuple[Part, ParameterTensor]:
     return Part(name=prefix(design.model.embedding, 0) + entry.name, shape=entry.shape, trained=trained), entry
 
 
-def _divided(found: tuple[Part, ParameterTensor], design: Design, *, grid: GridGroups | None) -> Part:
-    """As the tensor axis or the grid of experts divides it."""
+def _divided(found: tuple[Part, ParameterTensor], design: Design, *, grid: GridGroups | None, block: Block) -> Part:
+    """Of `block`, as the tensor axis or the grid of experts divides it."""
     part, tensor = found
     if tensor.grid and grid is not None:
         dim = _SLICED.get(tensor.name.rsplit(".", 1)[-1])
@@ -169,7 +170,7 @@ def _divided(found: tuple[Part, ParameterTensor], design: Design, *, grid: GridG
         sliced = part if dim is None else part.cut(dim, grid.slices)
         return sliced.cut(0, grid.experts)
     if design.plan.tensor_grid is not TensorGrid.LINE and design.plan.tensor > 1:
-        return _on_square_or_cube(part, design.plan)
+        return _on_square_or_cube(part, design.plan, block=block)
     if tensor.divided is None or design.plan.tensor == 1:
         return part
     axis, copies = along(design.plan, AxisName.TENSOR), tensor.copies(design.plan.tensor)
@@ -177,12 +178,12 @@ def _divided(found: tuple[Part, ParameterTensor], design: Design, *, grid: GridG
     return replace(cut, whole=False, copies=copies)
 
 
-def _on_square_or_cube(part: Part, plan: Plan) -> Part:
+def _on_square_or_cube(part: Part, plan: Plan, *, block: Block) -> Part:
     """Matrices are divided along both dims, rows twice on a cube; what lies along features in one direction; norms of
-    heads are whole."""
+    one head are whole."""
     dims = plan.tensor_grid.dims
     side = Group(axes=(AxisName.TENSOR,), size=plan.tensor_grid.side(plan.tensor))
-    if part.name.endswith(_OF_HEADS):
+    if role_of(part.name, block=block) is Role.HEAD:
         return replace(part, repeats=dims)
     if len(part.shape) == 1 or part.name == _POSITIONS:
         return replace(part.cut(len(part.shape) - 1, side), repeats=dims - 1)
