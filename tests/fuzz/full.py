@@ -71,6 +71,11 @@ class Tally:
     def broken(self) -> Counter[str]:
         return sum((ended.broken for ended in self.ended.values()), Counter[str]())
 
+    @property
+    def told(self) -> set[str]:
+        """Places of findings; in others, readers broke while a finding was made smaller alone."""
+        return {finding.place for ended in self.ended.values() for finding in ended.findings}
+
     def wants_more(self) -> bool:
         """Once those that are under way have ended as well as the others did."""
         under_way = self.given.total() - self.tried
@@ -83,14 +88,14 @@ class Tally:
             kind=name,
             seed=f"{name} {self.seed} {self.batches[name]}",
             inputs=min(most, _MOST_AT_ONCE),
-            known=frozenset(self.broken),
+            known=frozenset(self.told),
         )
         self.given[name] += task.inputs
         self.batches[name] += 1
         return task
 
     def add(self, task: Task, ended: Ended) -> None:
-        told = self.broken
+        told = self.told
         for finding in ended.findings:
             if finding.place not in told:
                 print(f"FOUND {finding}", flush=True)

@@ -36,6 +36,10 @@ def test_a_scale_shows_one_value_and_none() -> None:
     assert svg.Scale.over([]).high > svg.Scale.over([]).low
     assert svg.Scale.over([float("nan"), 1.0, 3.0], margin=0.0).high == 3.0
     assert svg.Scale.over([2.0, 3.0], zero=True).low == 0.0
+    for values in ([5e-324], [3.0, 3.0], [0.0, 5e-324], [1e-310, 3e-310], [-2e-200, 1e-200]):
+        assert 0.0 <= svg.Scale.over(values)(values[-1]) <= 1.0
+        assert svg.Scale.over(values).ticks(4)
+        assert svg.Scale.over(values, margin=0.0)(values[-1]) == 0.5
     assert svg.Scale.over([-1.7e308, 1.0, 1.7e308]).ticks(4) == svg.Scale.over([1.0]).ticks(4)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 FARTHEST = 1e150  # what no figure reaches, nor its square infinity
+NEAREST = 1e-150  # what no figures differ by, nor is its share nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +20,16 @@ class Scale:
 
     @classmethod
     def over(cls, values: Iterable[float], *, zero: bool = False, margin: float = 0.04) -> Scale:
-        """The scale that shows all `values` but those beyond FARTHEST, with a margin; from 0 when `zero`."""
+        """The scale that shows all `values` but those beyond FARTHEST, with a margin; from 0 when `zero`. Around values
+        that do not differ there always is one."""
         finite = [value for value in values if abs(value) < FARTHEST]
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
         if zero:
             low = min(0.0, low)
-        room = (high - low) or abs(high) or 1.0
+        room = high - low
+        if room <= NEAREST:
+            room, margin = max(abs(high), abs(low)), margin or 0.5
+            room = room if room > NEAREST else 1.0
         return cls(low=low if zero else low - margin * room, high=high + margin * room)
 
     def __call__(self, value: float) -> float:
