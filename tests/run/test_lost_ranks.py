@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -14,8 +15,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from meshwright.run import workers
+from meshwright.run import failure, lookout, workers
+from meshwright.run.lookout import Lookout
 from meshwright.run.train import train
+from meshwright.run.workers import Asked
 from meshwright.spec.errors import ExitCode, WorkerFailed
 from meshwright.spec.incident import Trouble
 from meshwright.spec.plan import Sharding
@@ -163,3 +166,42 @@ def test_a_run_that_is_asked_to_stop_as_its_workers_start_ends_as_one_that_is_sa
     thread.join()
     assert caught.value.exit_code is ExitCode.SAVED
     assert not incidents_of(tmp_path / "run")
+
+
+class Acted:
+    """A worker as the launcher sees it, which failed as `failure` says or runs and does nothing."""
+
+    def __init__(self, local: int, *, failure: SimpleNamespace | None, untold: bool = False) -> None:
+        self.local, self.failure, self.is_untold, self.process = local, failure, untold, self
+        self.ended = 1.0 if failure is not None or untold else None
+        self.is_stopped = False
+
+    def idle_seconds(self, *, since: float) -> float:
+        return time.time() - since
+
+    def send_signal(self, number: int) -> None:
+        self.ended, self.failure = time.time(), SimpleNamespace(exitcode=-number, error_file_data={}, timestamp=2)
+
+
+def test_a_rank_that_its_launcher_ended_is_not_told_as_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 was killed, which the agent alone knows at first; rank 0 lost it, and rank 2 hears no signal."""
+    code = failure.record(RuntimeError("Connection closed by peer"), path=tmp_path / "0", run_dir=tmp_path)
+    lost = SimpleNamespace(exitcode=code, error_file_data=json.loads((tmp_path / "0").read_text()), timestamp=2)
+    crew, said = [Acted(0, failure=lost), Acted(1, failure=None, untold=True), Acted(2, failure=None)], list[str]()
+    monkeypatch.setattr(lookout, "Workers", lambda _count, *, module: SimpleNamespace(look=lambda: crew))
+    watched = Lookout(
+        run_dir=tmp_path,
+        ranks=(0, 1, 2),
+        alone=False,
+        module="worker",
+        patience_seconds=60.0,
+        say=said.append,
+        asked=Asked(),
+    )
+    for _ in range(3):
+        watched.look()
+    assert watched.ended == {2}
+    assert not said
+    killed = SimpleNamespace(exitcode=-signal.SIGKILL, error_file_data={}, timestamp=1)
+    watched.conclude({0: lost, 1: killed, 2: crew[2].failure})
+    assert said == ["rank 1 was killed (signal 9); what is left of the run ends"]

@@ -104,7 +104,7 @@ class Lookout:
         where it alone knows how one of them ended."""
         if self._first is not None:
             return
-        found = failure.read(failed)
+        found = failure.read(failed, ended=self.ended)
         untold = [worker for worker in workers.values() if worker.is_untold]
         since = min(worker.ended or time.time() for worker in [*untold, *(workers[rank] for rank in failed)])
         if found[0].nearness in (Nearness.OWN, Nearness.KILLED):
@@ -117,7 +117,7 @@ class Lookout:
     def conclude(self, failed: Mapping[int, ProcessFailure]) -> None:
         """The agent has ended, and this is all that it says."""
         if failed and self._first is None and not self.stood:
-            self._judge(failure.read(failed, ended=self.ended))
+            self._judge(failure.read(failed, ended=self.ended), running=self.ended)
 
     def _judge(self, found: Sequence[Failure], *, running: Collection[int] = ()) -> None:
         """Who failed first is told, unless by itself it says it better."""
