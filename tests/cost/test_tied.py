@@ -56,3 +56,9 @@ def test_both_ends_send_what_they_have_of_the_gradient(changes):
 
 def test_stages_that_come_back_to_the_first_rank_send_nothing():
     assert exchange(schedule=ScheduleKind.DUAL_PIPE_V) == pytest.approx(0.0)
+
+
+def test_a_rank_with_the_table_and_the_head_in_two_stages_holds_both():
+    tied, free = (cost.predict(made(tied=tied, schedule=ScheduleKind.DUAL_PIPE_V)).memory[0] for tied in (True, False))
+    for part in ("parameters", "gradients", "optimizer"):
+        assert tied.parts[part] == free.parts[part]

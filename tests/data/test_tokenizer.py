@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.data import tokenizer
 from meshwright.data.documents import cut
 from meshwright.data.tokenizer import (
     ByteTokenizer,
@@ -132,6 +133,18 @@ def test_files_that_are_no_tokenizers_are_refused(tmp_path: Path, name: str, con
     (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=said):
         load_tokenizer(tmp_path / name)
+
+
+def test_what_stops_a_reader_is_not_said_to_be_the_tokenizer_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(BaseException):
+        """A limit of time."""
+
+    def wait(_text: str) -> None:
+        raise Late
+
+    monkeypatch.setattr(tokenizer, "FileTokenizer", wait)
+    with pytest.raises(Late):
+        tokenizer_from_json("{}")
 
 
 def test_a_missing_tokenizer_says_what_can_be_written() -> None:

@@ -149,6 +149,8 @@ def main() -> int:
     parser.add_argument("--again", metavar="BLOB", help="the input that was found, of the kind of --only")
     parser.add_argument("--processes", type=int, default=1, help="how many share the inputs")
     asked = parser.parse_args()
+    if asked.again and not asked.only:
+        parser.error("--again takes a kind: give --only as the finding tells it")
     kinds: Sequence[Kind] = (NAMED[asked.only],) if asked.only else KINDS
     if asked.again:
         with tempfile.TemporaryDirectory(prefix="fuzz-") as place, bounded_memory():

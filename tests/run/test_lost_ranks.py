@@ -188,7 +188,7 @@ def test_a_rank_that_its_launcher_ended_is_not_told_as_killed(tmp_path: Path, mo
     code = failure.record(RuntimeError("Connection closed by peer"), path=tmp_path / "0", run_dir=tmp_path)
     lost = SimpleNamespace(exitcode=code, error_file_data=json.loads((tmp_path / "0").read_text()), timestamp=2)
     crew, said = [Acted(0, failure=lost), Acted(1, failure=None, untold=True), Acted(2, failure=None)], list[str]()
-    monkeypatch.setattr(lookout, "Workers", lambda _count, *, module: SimpleNamespace(look=lambda: crew))
+    monkeypatch.setattr(lookout, "Workers", lambda *_args, **_options: SimpleNamespace(look=lambda: crew))
     watched = Lookout(
         run_dir=tmp_path,
         ranks=(0, 1, 2),

@@ -120,6 +120,16 @@ def _receive(pipe: Any) -> tuple[str, Any]:
     return failure, result
 
 
+def _forget_meshes() -> None:
+    """No group is left but the one of all workers."""
+    import torch.distributed as dist
+
+    everyone = dist.group.WORLD
+    for group in [group for group in dist.distributed_c10d._world.pg_map if group is not everyone]:
+        dist.destroy_process_group(group)
+    gc.collect()
+
+
 def _serve(pipe: Connection) -> None:
     """A worker: form the group that is asked for, run, answer, until the pipe closes."""
     import torch
@@ -147,8 +157,9 @@ def _serve(pipe: Connection) -> None:
                 )
                 formed = True
             if function is not before:
-                # What torch keeps of layouts is of meshes of one function.
+                # What torch keeps of layouts is of meshes of one function, and so are groups: files and threads.
                 forget_layouts()
+                _forget_meshes()
                 before = function
             answer = ("", function(*arguments))
         except BaseException:  # the parent tells it; a worker has no one else to tell

@@ -22,6 +22,7 @@ from meshwright.spec.paths import expanded
 
 MOST_IDS = 1 << 22  # several times the largest vocabulary that was published
 _END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<end_of_text>", "[EOS]")
+_PANIC = "PanicException"  # what pyo3 raises where Rust panics, a class of its own in each library
 
 
 class Tokenizer(Protocol):
@@ -140,12 +141,12 @@ class FileTokenizer:
 @contextmanager
 def _refused(what: str, *, where: str = "") -> Iterator[None]:
     """What the tokenizers library cannot do, as a ConfigError: it raises bare Exception, and what its Rust panics with
-    is none."""
+    is none. What else is none, as a limit of time or a signal, is not the tokenizer's."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
     except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
+            raise
         raise ConfigError(Problem(what=what, where=where, why=str(error))) from error
 
 
