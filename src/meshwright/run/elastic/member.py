@@ -91,8 +91,8 @@ def train_as_member(
         gone = member.train(epoch)
         if gone is None:
             return
-        member.board.leave(epoch.number, name, gone)
         forget_groups()
+        member.board.leave(epoch.number, name, gone)
         _freeze()
         epoch = member.next_epoch(epoch)
         if epoch.why and not epoch.members:
