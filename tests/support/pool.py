@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import resource
 import shutil
 import tempfile
 import time
@@ -120,16 +121,6 @@ def _receive(pipe: Any) -> tuple[str, Any]:
     return failure, result
 
 
-def _forget_meshes() -> None:
-    """No group is left but the one of all workers."""
-    import torch.distributed as dist
-
-    everyone = dist.group.WORLD
-    for group in [group for group in dist.distributed_c10d._world.pg_map if group is not everyone]:
-        dist.destroy_process_group(group)
-    gc.collect()
-
-
 def _serve(pipe: Connection) -> None:
     """A worker: form the group that is asked for, run, answer, until the pipe closes."""
     import torch
@@ -140,6 +131,9 @@ def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
     # What was read stays: the collector need not look at it again and again.
     gc.freeze()
+    # Groups of tests that are done stay open with the team.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     formed, before = False, None
     while True:
         try:
@@ -157,9 +151,8 @@ def _serve(pipe: Connection) -> None:
                 )
                 formed = True
             if function is not before:
-                # What torch keeps of layouts is of meshes of one function, and so are groups: files and threads.
+                # What torch keeps of layouts is of meshes of one function.
                 forget_layouts()
-                _forget_meshes()
                 before = function
             answer = ("", function(*arguments))
         except BaseException:  # the parent tells it; a worker has no one else to tell
