@@ -110,6 +110,13 @@ def test_a_mixed_cluster_that_does_not_add_up_has_its_reason(changes: dict[str, 
     assert reason in replay(row(**changes)).reason
 
 
+def test_what_joins_machines_may_be_told_at_length() -> None:
+    """Without a search that begins again at every blank."""
+    assert islands(" " * 300_000 + "between").between == ""
+    assert islands("a " * 300_000).each == (("a " * 300_000).strip(),)
+    assert islands("IB" + " ;" * 300_000 + "Ethernet between sites").between == "Ethernet"
+
+
 def test_islands_are_sites_with_what_is_between_them() -> None:
     text = "IB 200Gb/s + RoCE 100Gb/s, Ethernet 25Gb/s between"
     assert islands(text).each == ("IB 200Gb/s", "RoCE 100Gb/s")

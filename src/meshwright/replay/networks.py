@@ -31,7 +31,8 @@ _COUNT = re.compile(r"\b(\d+)\s*[x×]")
 _SLOW = re.compile(r"ethernet|tcp|gbe\b|socket", re.IGNORECASE)
 _REMOTE = re.compile(r"infiniband|\bib\b|roce|rdma|slingshot|omni|\befa\b|rocev2", re.IGNORECASE)
 _HOST_DRIVEN = re.compile(r"omni-?path|\bopa\b", re.IGNORECASE)
-_BETWEEN = re.compile(r"[;,+]?\s*([^;,+]*?)\s*\bbetween\b[^;,+]*", re.IGNORECASE)
+_PIECES = re.compile(r"(?=[;,+])")  # each with what sets it apart
+_BETWEEN = re.compile(r"\bbetween\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +45,12 @@ class Islands:
 
 def islands(text: str) -> Islands:
     """`IB 200Gb/s + RoCE 200Gb/s, Ethernet 25Gb/s between` are two networks with a third one between them."""
-    joined = _BETWEEN.search(text)
-    rest = _BETWEEN.sub("", text) if joined else text
+    pieces = _PIECES.split(text)
+    between = [piece for piece in pieces if _BETWEEN.search(piece)]
+    rest = "".join(piece for piece in pieces if piece not in between)
     each = tuple(part.strip() for part in rest.split("+") if part.strip())
-    return Islands(each=each or ("",), between=joined[1].strip() if joined else "")
+    joined = _BETWEEN.split(between[0])[0].strip(";,+").strip() if between else ""
+    return Islands(each=each or ("",), between=joined)
 
 
 def node_gigabits(link: str, devices: int) -> float | None:
