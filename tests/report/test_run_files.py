@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.report.run_files import predicted_spans, read_run
+from meshwright.report.run_files import predicted_spans, read_run, write_file
 from meshwright.spec.codec import encode
 from meshwright.spec.errors import ConfigError
 from tests.report import synthetic
@@ -136,3 +136,9 @@ def test_a_plan_that_no_rule_allows_is_refused_by_its_rule(tmp_path: Path) -> No
     path.write_text(replace(design, plan=replace(design.plan, stages=())).to_json())
     with pytest.raises(ConfigError, match=r"plan\.stages: is empty"):
         read_run(path)
+
+
+def test_half_of_a_character_is_written_as_a_question_mark(tmp_path: Path) -> None:
+    """JSON may hold a surrogate without the other one, and a file's name a byte that is no UTF-8."""
+    page = write_file(tmp_path / "page.html", "a\ud800b")
+    assert page.read_text(encoding="utf-8") == "a?b"

@@ -14,7 +14,7 @@ from meshwright.cost.holding import Held, Holdings, Moment
 from meshwright.cost.moments_eager import EagerMoments
 from meshwright.cost.moments_unlike import UnlikeMoments
 from meshwright.cost.peak_parts import Rows, Setting, taken
-from meshwright.cost.peak_walk import UNLIKE, backwards, needs, usual_backward
+from meshwright.cost.peak_walk import UNLIKE, backwards, least_backwards, least_needs, needs
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, States, state_bytes
@@ -40,19 +40,16 @@ def heaviest_moment(
     """The parts of the heaviest moment of a step on every rank, of `besides` too, by the names of Moment's. Gradients
     are on their `way` in some of them.
 
-    At the `least`: of the one backward in which most plans have their peak, which is much sooner found.
+    At the `least`: of the one backward of every row in which most plans have their peak, which is much sooner found.
     """
     if not software.eager:
         fused = _fused(found, entry, sizes=state_bytes(source.table), software=software)
         return _heaviest((*fused, *besides), like=entry.kept)
     setting = Setting.of(source.table, shape=shape, software=software)
     whole = Rows(setting=setting, found=found, entry=entry, way=way)
-    if least:
-        told = EagerMoments(whole, kind=kind, software=software)
-        usual = told.backward(usual_backward(whole))
-        return _heaviest((*usual, told.full(entry), *told.others(entry), *besides), like=entry.kept)
     peak = {name: np.zeros(entry.kept.shape) for name in _PARTS}
-    asked = needs(whole, unlike=source.unlike)
+    asked = least_needs(whole) if least else needs(whole, unlike=source.unlike)
+    walks = least_backwards if least else backwards
     for need in np.unique(asked).tolist():
         rows = np.flatnonzero(asked == need)
         at = whole if len(rows) == len(asked) else taken(whole, rows)
@@ -60,9 +57,10 @@ def heaviest_moment(
         if need & UNLIKE:
             at = replace(at, entry=replace(at.entry, all_stages=source.of(those["total"], rows)))
         told = (UnlikeMoments if need & UNLIKE else EagerMoments)(at, kind=kind, software=software)
-        walked = backwards(at, need, counts=those, count=partial(source.of, rows=rows))
+        walked = walks(at, need, counts=those, count=partial(source.of, rows=rows))
         moments = chain.from_iterable(told.backward(beside) for beside in walked)
-        others = (*told.others(at.entry), *(taken(moment, rows) for moment in besides))
+        full = [told.full(at.entry)] if least else []
+        others = (*full, *told.others(at.entry), *(taken(moment, rows) for moment in besides))
         for name, values in _heaviest(chain(moments, others), like=at.entry.kept).items():
             peak[name][rows] = values
     return peak

@@ -48,7 +48,25 @@ def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: C
             yield from _in_turn(at, place, need)
 
 
-def usual_backward(at: Rows) -> Beside:
+def least_needs(at: Rows) -> IntArray:
+    """As `needs`, of the one backward of every row in which most have their peak: the second, and the first of rows of
+    which a rank has none that goes on from as much."""
+    usual, turns = _second(at).here.all(axis=1), at.setting.in_turns[:, 0]
+    return np.asarray(np.where(usual, 0, np.where(turns, _APART, _BEGINS)) + _TOGETHER)
+
+
+def least_backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
+    """As `backwards`, of `least_needs`."""
+    second = _second(at)
+    if second.here.any():
+        yield second
+    if need & _BEGINS:
+        yield _first(at, second)
+    if need & _APART:
+        yield next(_in_turn(at, next(_places(at, counts, count)), need))
+
+
+def _second(at: Rows) -> Beside:
     """The second one, of all stages of a rank as though they were one; of those that take turns the first one's comes
     to the table. It is none of stages that end before the others begin."""
     found, entry, setting = at.found, at.entry, at.setting
@@ -72,31 +90,37 @@ def usual_backward(at: Rows) -> Beside:
 
 def _together(at: Rows, need: int) -> Iterator[Beside]:
     """The first backward, the second and the last, of all stages of a rank as though they were one."""
-    found, entry = at.found, at.entry
-    several, second = at.setting.microbatches > 1.0, usual_backward(at)
+    several, second = at.setting.microbatches > 1.0, _second(at)
     yield second
     if need & _TURNS:
         return
     if need & _BEGINS:
-        yield replace(
-            second,
-            here=~entry.goes_on | ~several,
-            kept=entry.kept,
-            logits=entry.logits,
-            gradients=found.before,
-            sums=found.before > found.left,
-            ends=~several,
-            follows=np.ones_like(entry.goes_on),
-        )
+        yield _first(at, second)
     if need & _ENDS:
         yield replace(
             second,
-            here=np.broadcast_to(several, entry.kept.shape),
-            kept=np.minimum(second.stage.one_kept, entry.kept),
-            logits=np.minimum(second.stage.one_logits, entry.logits),
+            here=np.broadcast_to(several, at.entry.kept.shape),
+            kept=np.minimum(second.stage.one_kept, at.entry.kept),
+            logits=np.minimum(second.stage.one_logits, at.entry.logits),
             ends=several,
             follows=None,
         )
+
+
+def _first(at: Rows, second: Beside) -> Beside:
+    """The first backward, where the `second` one goes on from as much or is none."""
+    found, entry = at.found, at.entry
+    several = at.setting.microbatches > 1.0
+    return replace(
+        second,
+        here=~entry.goes_on | ~several,
+        kept=entry.kept,
+        logits=entry.logits,
+        gradients=found.before,
+        sums=found.before > found.left,
+        ends=~several,
+        follows=np.ones_like(entry.goes_on),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ def write_file(path: Path | str, text: str) -> Path:
     place = expanded(path)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8")
+        place.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(Problem(what="cannot be written", where=str(path), why=str(error))) from error
     return place
