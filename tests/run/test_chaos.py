@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.compare import compare, losses
 from meshwright.run.chaos.launches import Launch
 from meshwright.run.chaos.soak import draw
-from meshwright.run.chaos.strike import Done
+from meshwright.run.chaos.strike import Done, Hang, Slow, Standing
 from meshwright.run.chaos.supervise import MOST_IN_VAIN, Supervisor, Trial, _Open, _Progress
 from meshwright.run.chaos.watch import Watch
 from meshwright.run.chaos.words import first_named, is_told, told_of
@@ -97,6 +98,26 @@ def test_steps_that_rank_0_had_done_unseen_are_no_recovery(fault: str) -> None:
     other = replace(struck, fault=read_fault(FaultKind.KILL, "rank=1@step=8"))
     watched._progress = _Progress(process=77, first=1, step=12)
     assert watched._is_back(other), "an elastic run goes on without rank 1"
+
+
+def test_what_hangs_goes_on_when_nothing_holds_it_any_more() -> None:
+    """A slow rank is stopped and let go on all the time, and not where it hangs as well."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        process, standing = [psutil.Process(child.pid)], Standing()
+        slow = Slow(process, standing, began=0.0, factor=2.0, until_step=9)
+        hangs = [Hang(process, standing, until=until) for until in (3.0, 5.0, None)]
+        assert slow.lasts(now=0.04, step=1)
+        assert slow.lasts(now=0.06, step=1)
+        while process[0].status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        assert [hang.lasts(now=4.0, step=1) for hang in hangs] == [False, True, True]
+        assert not slow.lasts(now=4.0, step=9)
+        assert process[0].status() == psutil.STATUS_STOPPED
+        assert [hang.lasts(now=6.0, step=9) for hang in hangs[1:]] == [False, True]
+        assert process[0].status() == psutil.STATUS_STOPPED
+        child.kill()
+        child.wait()
+        assert not hangs[2].lasts(now=7.0, step=9)
 
 
 def test_what_asks_chaos_to_end_ends_its_launch(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tup
     done: dict[int, Entry] = {}
     limit, settled = float("inf"), True
     while len(done) <= most:
-        rows = _next(found, done, limit, most=max(count - len(done), 1))
+        rows = _next(found, done, limit, most=max(count - len(done), min(len(done), most - len(done)), 1))
         if not rows and len(done) >= count and limit > found.settled:
             (settled,) = found.until(Wanted(limit=partial(float, limit)), most=WEIGHED)
             rows = _next(found, done, limit, most=1)

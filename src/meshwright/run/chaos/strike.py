@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import resource
 import signal
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,23 @@ _PERIOD_SECONDS = 0.05  # of which a slow rank is stopped a part: shorter than m
 _TURNED_BYTES = 16
 
 
+class Standing:
+    """Processes that stand still, each for as long as any strike holds it."""
+
+    def __init__(self) -> None:
+        self._held: defaultdict[psutil.Process, set[Strike]] = defaultdict(set)
+
+    def hold(self, targets: Sequence[psutil.Process], *, by: Strike) -> None:
+        for process in targets:
+            self._held[process].add(by)
+        _signal(targets, signal.SIGSTOP)
+
+    def let_go(self, targets: Sequence[psutil.Process], *, by: Strike) -> None:
+        for process in targets:
+            self._held[process].discard(by)
+        _signal([process for process in targets if not self._held[process]], signal.SIGCONT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """What a strike is done to: a launch of a run, and the network it is in where that is its own."""
@@ -29,6 +47,7 @@ class Scene:
     watch: Watch
     launcher: psutil.Process
     network: Namespace | None
+    standing: Standing = field(default_factory=Standing)
 
     @property
     def everyone(self) -> list[psutil.Process]:
@@ -67,9 +86,9 @@ def strike(fault: Fault, scene: Scene, *, now: float, step: int) -> Strike | Non
         _signal(targets, signal.SIGKILL)
         return Done()
     if fault.kind is FaultKind.HANG:
-        return Hang(targets, until=until)
+        return Hang(targets, scene.standing, until=until)
     if fault.kind is FaultKind.SLOW:
-        return Slow(targets, began=now, factor=fault.factor, until_step=step + fault.steps)
+        return Slow(targets, scene.standing, began=now, factor=fault.factor, until_step=step + fault.steps)
     if fault.kind is FaultKind.DISK_FULL:
         return FullDisk(targets, until=until)
     assert scene.network is not None, "partitions are refused where no network can be made"
@@ -89,25 +108,30 @@ class Done:
 class Hang:
     """Processes stand still until a time; without one until they are ended."""
 
-    def __init__(self, targets: Sequence[psutil.Process], *, until: float | None) -> None:
-        self._targets, self._until = targets, until
-        _signal(targets, signal.SIGSTOP)
+    def __init__(self, targets: Sequence[psutil.Process], standing: Standing, *, until: float | None) -> None:
+        self._targets, self._standing, self._until = targets, standing, until
+        standing.hold(targets, by=self)
 
     def lasts(self, *, now: float, step: int) -> bool:
-        if self._until is None or now < self._until:
+        if self._until is None:
+            return any(process.is_running() for process in self._targets)
+        if now < self._until:
             return True
         self.lift()
         return False
 
     def lift(self) -> None:
-        _signal(self._targets, signal.SIGCONT)
+        self._standing.let_go(self._targets, by=self)
 
 
 class Slow:
     """Processes stand still for all but 1/`factor` of the time, until rank 0 is at a step."""
 
-    def __init__(self, targets: Sequence[psutil.Process], *, began: float, factor: float, until_step: int) -> None:
-        self._targets, self._began, self._factor, self._until = targets, began, factor, until_step
+    def __init__(
+        self, targets: Sequence[psutil.Process], standing: Standing, *, began: float, factor: float, until_step: int
+    ) -> None:
+        self._targets, self._standing = targets, standing
+        self._began, self._factor, self._until = began, factor, until_step
         self._stopped = False
 
     def lasts(self, *, now: float, step: int) -> bool:
@@ -117,11 +141,12 @@ class Slow:
         stop = (now - self._began) % _PERIOD_SECONDS > _PERIOD_SECONDS / self._factor
         if stop is not self._stopped:
             self._stopped = stop
-            _signal(self._targets, signal.SIGSTOP if stop else signal.SIGCONT)
+            change = self._standing.hold if stop else self._standing.let_go
+            change(self._targets, by=self)
         return True
 
     def lift(self) -> None:
-        _signal(self._targets, signal.SIGCONT)
+        self._standing.let_go(self._targets, by=self)
 
 
 class FullDisk:
