@@ -175,6 +175,15 @@ def test_a_pipe_that_breaks_while_a_command_prints_is_no_fault(monkeypatch: pyte
     assert silenced == [True]
 
 
+def test_half_of_a_character_is_printed_as_a_question_mark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(version, "version", lambda: print("a\ud800b"))
+    assert app.run(["version"]) == 0
+    assert capsys.readouterr().out == "a?b\n"
+    assert sys.stdout.errors == "strict"
+
+
 COMMAND = f"{sys.executable} -c 'import sys; from meshwright.cli import main; sys.exit(main())'"
 
 

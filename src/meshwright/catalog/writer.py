@@ -18,7 +18,8 @@ def save(value: Any, path: str | Path) -> None:
     """Write a spec to `path`, as TOML when it ends in .toml and as JSON otherwise; the same spec loads from it."""
     file = Path(path)
     toml = file.suffix.lower() == ".toml"
-    file.write_text(dump_toml(value) if toml else json.dumps(codec.encode(value), indent=1) + "\n", encoding="utf-8")
+    text = dump_toml(value) if toml else json.dumps(codec.encode(value), indent=1) + "\n"
+    file.write_text(text, encoding="utf-8", errors="replace")
 
 
 def dump_toml(value: Any, *, comments: Mapping[str, str] | None = None) -> str:

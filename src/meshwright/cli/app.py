@@ -37,7 +37,15 @@ from meshwright.cli import (
     version,
 )
 from meshwright.cli.manner import NoColor, Quiet, Verbose, ask, manner, speaking
-from meshwright.cli.output import fill_standard_error, is_output_failure, of_file, one_document, quiet_output, tell
+from meshwright.cli.output import (
+    fill_standard_error,
+    is_output_failure,
+    lossy_output,
+    of_file,
+    one_document,
+    quiet_output,
+    tell,
+)
 from meshwright.spec.errors import FULL, ExitCode, MeshwrightError, Problem
 
 SUMMARY = "Designs the fastest distributed training of a model on your machines, shows why, runs it and compares."
@@ -122,7 +130,7 @@ def _guarded(arguments: Sequence[str] | None) -> int:
     as_json = "--json" in words
     code = int(ExitCode.OK)
     try:
-        with one_document() if as_json else nullcontext():
+        with lossy_output(), one_document() if as_json else nullcontext():
             code = _run(words, as_json=as_json)
         sys.stdout.flush()
     except BrokenPipeError:

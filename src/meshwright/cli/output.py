@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -52,6 +53,21 @@ def print_wrapped(lines: Iterable[str]) -> None:
     width = console().width
     for line in lines:
         print(line if "  " in line else "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)))
+
+
+@contextmanager
+def lossy_output() -> Iterator[None]:
+    """While inside, a character that standard output cannot take, as half of one, is a question mark there."""
+    stream = sys.stdout
+    if not isinstance(stream, io.TextIOWrapper):
+        yield
+        return
+    before = stream.errors
+    stream.reconfigure(errors="replace")
+    try:
+        yield
+    finally:
+        stream.reconfigure(errors=before)
 
 
 @contextmanager
@@ -146,6 +162,6 @@ def write(path: Path, text: str) -> None:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             note(f"folder {path.parent} was not there and is made")
-        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(Problem(where=str(path), what=f"cannot be written: {error.strerror}")) from error
