@@ -17,7 +17,7 @@ from meshwright.catalog.overrides import override, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.json_text import MOST_DEEP, has_long_number, is_deep
+from meshwright.spec.json_text import MOST_DEEP, has_half, has_long_number, is_deep
 from meshwright.spec.units import as_written
 
 T = TypeVar("T")
@@ -78,6 +78,8 @@ def read(path: str | Path) -> Document:
         raise deep
     if has_long_number(values):
         raise long
+    if has_half(values, text=text):
+        raise ConfigError(Problem(what="half of a character in it: a surrogate without the other one", where=name))
     if not isinstance(values, dict):
         got = {"int": "a number", "NoneType": "null"}.get(type(values).__name__, f"a {type(values).__name__}")
         raise ConfigError(Problem(what=f"expected a table of keys, got {got}", where=name))

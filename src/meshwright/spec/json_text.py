@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,15 +12,36 @@ _MOST_BITS = 13_000  # of a whole number: Python writes no more than 4,300 decim
 Pairs = Callable[[Iterable[tuple[str, Any]]], Any]
 
 
-def parse_json(text: str | bytes, *, pairs: Pairs | None = None) -> Any:
-    """The value that `text` says; `pairs` makes the tables of it. Raises ValueError that says why there is none."""
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character beyond the first 65,536, as JSON may write it
+
+
+def parse_json(text: str | bytes, *, pairs: Pairs | None = None, halves: bool = False) -> Any:
+    """The value that `text` says; `pairs` makes the tables of it. Raises ValueError that says why there is none.
+
+    Half of a character, a surrogate without the other one, is none but where `halves` are asked for: no file and no
+    name of one can hold it.
+    """
     try:
+        text = text if isinstance(text, str) else text.decode(json.detect_encoding(text))
         value = json.loads(text, object_pairs_hook=pairs)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     if is_deep(value):
         raise ValueError("it is nested too deep")
+    if not halves and has_half(value, text=text):
+        raise ValueError("it holds half of a character: a surrogate without the other one")
     return value
+
+
+def has_half(value: Any, *, text: str) -> bool:
+    """Whether `text`, which says `value`, has half of a character in it."""
+    if not _HALF.search(text):
+        return False
+    try:
+        json.dumps(value, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def is_deep(value: Any) -> bool:
