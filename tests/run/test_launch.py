@@ -127,9 +127,8 @@ def test_the_first_signal_asks_and_handlers_are_put_back(tmp_path: Path, module:
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
 
 
-def test_the_second_signal_stops_at_once_whatever_the_scheduler_said_before(tmp_path: Path, module: str) -> None:
-    # Signals of one number that are sent together may come as one.
-    sender = signal_when_ready(tmp_path, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
+def test_what_insists_stops_at_once_whatever_the_scheduler_said_before(tmp_path: Path, module: str) -> None:
+    sender = signal_when_ready(tmp_path, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     began = time.monotonic()
     launched = start(tmp_path, module, "hang")
     sender.join()
@@ -149,7 +148,7 @@ def test_a_node_of_a_party_heeds_a_scheduler_that_says_all_twice(tmp_path: Path,
     sender = signal_when_ready(tmp_path, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     launched = launch(tmp_path, ranks=(1, 0), arguments=["hang"], say=said.append, module=module, party=party)
     sender.join()
-    assert said == ["SIGUSR1: the workers finish this step and save"]
+    assert said == ["SIGUSR1: the workers finish this step and save; SIGQUIT stops at once"]
     assert (launched.asked_to_stop, launched.killed) == (True, True)
     assert set(launched.failures) <= {0, 1}
     found = json.loads((tmp_path / "env-0.json").read_text())

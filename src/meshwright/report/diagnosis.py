@@ -40,10 +40,13 @@ class RankUse:
     silent_seconds: float
 
 
+_FAILED = "failed: "
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """`state` is how the run stands, `found` what its ranks left behind say of the end, `incidents` what was told while
-    it ran, `failures` why earlier launches ended. `healthy` where none of them is."""
+    it ran, `failures` why earlier launches ended. `healthy` where none of them is and the run did not fail."""
 
     run: str
     step: int
@@ -56,7 +59,7 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        return not (self.found or self.incidents or self.failures)
+        return not (self.found or self.incidents or self.failures or self.state.startswith(_FAILED))
 
     def lines(self) -> list[str]:
         """All of it as text."""
@@ -113,7 +116,7 @@ def incident_lines(incident: Incident) -> list[str]:
 
 def _state(ended: Mark | None, logs: Mapping[int, RankLog]) -> str:
     if ended is not None:
-        return f"failed: {ended.why}" if ended.why else "ended as it was asked to"
+        return f"{_FAILED}{ended.why}" if ended.why else "ended as it was asked to"
     newest = _last_word(logs)
     if newest is None:
         return "no rank was heard of"

@@ -64,9 +64,7 @@ class Launched:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Party:
     """This node among `nodes` that have met by `rendezvous`: it is `node` of them, has `count` devices of the plan from
-    `first` on, and reaches the others by the network `interface`. Its signals come from a scheduler, which may send
-    them twice: SIGQUIT and a second Ctrl-C alone stop at once.
-    """
+    `first` on, and reaches the others by the network `interface`."""
 
     node: int
     nodes: int
@@ -87,8 +85,8 @@ def launch(
     party: Party | None = None,
     patience_seconds: float = math.inf,
 ) -> Launched:
-    """All workers of this node have ended. The first signal asks them to save and stop, the second stops them at once;
-    SIGUSR1 asks however often it comes.
+    """All workers of this node have ended. A signal asks them to save and stop; a second Ctrl-C or SIGQUIT stops them
+    at once, and no other however often it comes.
 
     `ranks[d]` is the rank of the worker on device d of the plan, all of which are here unless there is a `party`. Rank
     0 writes to this terminal unless `screen` is quiet; what other ranks write is under `RUN/logs`. A rank that stands
@@ -98,11 +96,10 @@ def launch(
     quiet = {local: Std.ALL for local, device in enumerate(here) if ranks[device] or screen is Screen.QUIET}
     config = config_of(run_dir, workers=len(here), quiet=quiet, party=party)
     agent = Agent(config, ("-m", module, str(run_dir), *arguments), run_dir=run_dir)
-    patient = party is not None
     with (
         workers_environment(len(here), interface=LOOPBACK if party is None else party.interface),
         agent_log(screen),
-        forwarding(say, module=module, patient=patient) as asked,
+        forwarding(say, module=module) as asked,
     ):
         agent.start()
         lookout = Lookout(
@@ -190,26 +187,24 @@ class Agent(threading.Thread):
 
 
 @contextmanager
-def forwarding(say: Callable[[str], None], *, module: str, patient: bool) -> Iterator[Asked]:
-    """Signals of this process go to its workers: the first as SIGTERM; the second as SIGKILL, if it insists.
+def forwarding(say: Callable[[str], None], *, module: str) -> Iterator[Asked]:
+    """Signals of this process go to its workers as SIGTERM; a second Ctrl-C, or SIGQUIT, as SIGKILL.
 
-    None insists by SIGUSR1, which says that time is nearly over, and to a `patient` launcher by Ctrl-C alone.
+    Schedulers may send SIGTERM twice, and mean it once.
     """
     asked = Asked()
-    heeded = [*_SIGNALS, *([signal.SIGQUIT] if patient else [])]
-    insist = (signal.SIGINT,) if patient else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
     def handle(number: int) -> None:
-        asked.insisted += number in insist
+        asked.insisted += number == signal.SIGINT
         asked.at_once = asked.at_once or asked.insisted > 1 or number == signal.SIGQUIT
         if not asked.once and not asked.at_once:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            again = "" if patient else "; once more stops at once"
-            _say_if_heard(say, f"{name}: the workers finish this step and save{again}")
+            again = "once more" if number == signal.SIGINT else "SIGQUIT"
+            _say_if_heard(say, f"{name}: the workers finish this step and save; {again} stops at once")
         asked.once = True
         signal_workers(signal.SIGKILL if asked.at_once else signal.SIGTERM, module=module)
 
-    with heeding(heeded, handle):
+    with heeding([*_SIGNALS, signal.SIGQUIT], handle):
         yield asked
 
 

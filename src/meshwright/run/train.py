@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from meshwright import cost, data, search
 from meshwright.run import preflight
+from meshwright.run.claim import claimed
 from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, this_machine
@@ -81,18 +82,19 @@ def train(
         progress=progress_lines(say),
     )
     preflight.check_corpus(design, corpus, run_dir=folder)
-    write_design(design, folder, predicted=predicted, decision=decision)
-    _write_surroundings(design, corpus, folder)
     arguments = [] if steps is None else ["--steps", str(steps)]
     arguments += [] if stop_after is None else ["--stop-at", str(began + stop_after)]
-    note(folder, Mark(what=Moment.LAUNCHED, at=began, plan=design.plan.digest()))
-    try:
-        launched = _launched(design, folder, arguments=arguments, say=say, screen=screen)
-        outcome = _outcome(design, folder, predicted=predicted, launched=launched)
-    except BaseException as error:
-        note(folder, Mark(what=Moment.ENDED, at=time.time(), why=first_line(error)))
-        raise
-    note(folder, Mark(what=Moment.ENDED, at=time.time(), step=outcome.ended.step, asked=True))
+    with claimed(folder):
+        write_design(design, folder, predicted=predicted, decision=decision)
+        _write_surroundings(design, corpus, folder)
+        note(folder, Mark(what=Moment.LAUNCHED, at=began, plan=design.plan.digest()))
+        try:
+            launched = _launched(design, folder, arguments=arguments, say=say, screen=screen)
+            outcome = _outcome(design, folder, predicted=predicted, launched=launched)
+        except BaseException as error:
+            note(folder, Mark(what=Moment.ENDED, at=time.time(), why=first_line(error)))
+            raise
+        note(folder, Mark(what=Moment.ENDED, at=time.time(), step=outcome.ended.step, asked=True))
     return replace(outcome, goodput=goodput_of(folder))
 
 

@@ -104,7 +104,7 @@ class Host:
         with (
             workers_environment(count, interface=self.interface, word=self.word),
             agent_log(Screen.NORMAL),
-            forwarding(self.say, module=WORKER_MODULE, patient=True) as asked,
+            forwarding(self.say, module=WORKER_MODULE) as asked,
         ):
             board = self._follow_at(to) if to is not None else None
             if board is None:

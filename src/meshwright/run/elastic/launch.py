@@ -61,7 +61,7 @@ def launch_elastic(
     with (
         workers_environment(ranks, interface=LOOPBACK, word=word),
         agent_log(screen),
-        forwarding(say, module=WORKER_MODULE, patient=False) as asked,
+        forwarding(say, module=WORKER_MODULE) as asked,
     ):
         warden.begin()
         templates.start()

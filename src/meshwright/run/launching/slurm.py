@@ -116,6 +116,10 @@ def _options(ask: Ask, *, share: Share, nodes: int, grace: int) -> list[str]:
             raise ConfigError(Problem(what=what, where="--scheduler", fix=fix))
         wanted.pop(name, None)
         wanted |= {} if equals and not value else {name: value or None}
+    for name, text in wanted.items():
+        if text and not text.isprintable():
+            fix = "a line of the script ends where it does"
+            raise ConfigError(Problem(what=f"{text!r} is not one line of text", where=f"--{name}", fix=fix))
     return [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in wanted.items()]
 
 

@@ -51,7 +51,7 @@ def launch_replicas(
         workers_environment(plan.world_size, interface=LOOPBACK, word=token.drawn()),
         agent_log(screen),
         _found(design) as address,
-        forwarding(say, module=WORKER_MODULE, patient=False) as asked,
+        forwarding(say, module=WORKER_MODULE) as asked,
     ):
         told = [*arguments, "--lighthouse", address, *(["--quiet"] if screen is Screen.QUIET else [])]
         keeper = _Keeper(design=design, run_dir=run_dir, arguments=told, replacements=spec.replacements, say=say)
