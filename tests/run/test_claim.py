@@ -26,8 +26,8 @@ def test_a_second_launch_is_refused_and_told_whose_the_run_is(tmp_path: Path) ->
     run = tmp_path / "run"
     with claimed(run), pytest.raises(ConfigError, match=rf"goes on already.*process {os.getpid()} on "), claimed(run):
         pytest.fail("it was claimed twice")
-    with claimed(run):
-        assert (run / "claim").is_file()
+    with claimed(run), claimed(run, node=1):
+        assert (run / "claim-0").is_file()
 
 
 def test_a_launch_that_was_killed_lets_go(tmp_path: Path) -> None:
@@ -39,4 +39,4 @@ def test_a_launch_that_was_killed_lets_go(tmp_path: Path) -> None:
         holder.kill()
         holder.wait()
     with claimed(tmp_path):
-        assert (tmp_path / "claim").read_text().startswith(f"process {os.getpid()} on ")
+        assert (tmp_path / "claim-0").read_text().startswith(f"process {os.getpid()} on ")

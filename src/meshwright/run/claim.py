@@ -13,13 +13,13 @@ from meshwright.spec.errors import ConfigError, Problem
 
 
 @contextmanager
-def claimed(run_dir: Path) -> Iterator[None]:
-    """While inside, no other launch claims `run_dir`; the system lets go of it if this process dies.
+def claimed(run_dir: Path, *, node: int = 0) -> Iterator[None]:
+    """While inside, no other launch claims `run_dir` for the same `node`; the system lets go if this process dies.
 
     Raises ConfigError, which names its process, where another one has it. Where the file system has no locks nothing
     is claimed.
     """
-    path = run_dir / "claim"
+    path = run_dir / f"claim-{node}"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         stream = path.open("a+", encoding="utf-8")

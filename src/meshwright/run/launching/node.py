@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from meshwright import cost
 from meshwright.run import preflight
+from meshwright.run.claim import claimed
 from meshwright.run.elastic.hosts import leading
 from meshwright.run.files import load_design
 from meshwright.run.launching.elastic_node import ElasticNode
@@ -96,30 +98,33 @@ def take_part(
         wanted = design
         mine = gathered.attempt(lambda: _share(wanted, node=node, nodes=nodes))
         greeting = replace(greeting, design=_digest(design))
-    elastic: ElasticNode | None = None
-    if design is not None and design.job.elastic.on and not gathered.problems:
-        elastic = ElasticNode(
-            design=design,
-            run_dir=run_dir,
-            number=node,
-            name=greeting.host,
-            digest=greeting.design,
-            stop_at=stop_at,
-            say=_say,
-        )
-        leader = leading(run_dir, digest=greeting.design)
-        if leader is not None:
-            return elastic.come_back(leader)
-    if design is not None and node == 0 and not gathered.problems:
-        begun = design
-        gathered.attempt(lambda: _begin(begun, run_dir, again=begin_with is not None))
-    greeting = replace(greeting, problems=tuple(gathered.problems))
-    met = meet(greeting, head=head, run_dir=run_dir, say=_say, seconds=seconds)
-    assert design is not None
-    assert mine is not None
-    if elastic is not None:
-        return elastic.begin(met, nodes=nodes)
-    return _train(design, run_dir, mine=mine, nodes=nodes, met=met, stop_at=stop_at)
+    with ExitStack() as stack:
+        if design is not None:
+            gathered.attempt(lambda: stack.enter_context(claimed(run_dir, node=node)))
+        elastic: ElasticNode | None = None
+        if design is not None and design.job.elastic.on and not gathered.problems:
+            elastic = ElasticNode(
+                design=design,
+                run_dir=run_dir,
+                number=node,
+                name=greeting.host,
+                digest=greeting.design,
+                stop_at=stop_at,
+                say=_say,
+            )
+            leader = leading(run_dir, digest=greeting.design)
+            if leader is not None:
+                return elastic.come_back(leader)
+        if design is not None and node == 0 and not gathered.problems:
+            begun = design
+            gathered.attempt(lambda: _begin(begun, run_dir, again=begin_with is not None))
+        greeting = replace(greeting, problems=tuple(gathered.problems))
+        met = meet(greeting, head=head, run_dir=run_dir, say=_say, seconds=seconds)
+        assert design is not None
+        assert mine is not None
+        if elastic is not None:
+            return elastic.begin(met, nodes=nodes)
+        return _train(design, run_dir, mine=mine, nodes=nodes, met=met, stop_at=stop_at)
 
 
 def number_in(text: str, environment: Mapping[str, str]) -> int:
