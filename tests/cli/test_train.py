@@ -91,6 +91,14 @@ def test_resume_needs_no_plan(plan: Path, asked: list[dict[str, object]], tmp_pa
     assert asked[0]["run_dir"] == run
 
 
+def test_a_run_that_is_not_there_is_not_gone_on_with(
+    asked: list[dict[str, object]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["train", "--run", str(tmp_path / "none"), "--resume"]) == ExitCode.USAGE
+    assert f"{tmp_path / 'none'}: no such run" in capsys.readouterr().err
+    assert not asked
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -108,6 +108,9 @@ def _chosen(
         if model is not None or job is not None or data:
             fix = "leave those out, or leave the plan out to design another"
             raise ConfigError(Problem(what="a plan has its model, job and data already", where=str(given), fix=fix))
+        if plan is None and not given.exists():
+            fix = "--run names the directory of the run that is to go on; leave out --resume to begin one"
+            raise ConfigError(Problem(what="no such run", where=str(given), fix=fix))
         design = catalog.load_design(given, sets=sets or ())
         return Chosen(design=design, decision=search.read_decision(given, plan=design.plan))
     if model is None:
