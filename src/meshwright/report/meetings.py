@@ -79,15 +79,21 @@ def meetings(design: Design, predicted: Report) -> Meetings:
     own = f"as {ways[0].words}" if _is_special(priced[0]) else ways[0].words
     waits = ", all learners waited for" if design.plan.gradients.rounds.quorum else ""
     met = f"This plan's ranks meet {own}; the table of ways has what others would take for its layout{waits}."
-    measured = [
-        f"Loss of {gap.word} above that of every step, after as many tokens: {gap.figure} ({gap.where})."
-        for gap in dict.fromkeys(way.loss for way in ways if way.loss)
-    ]
+    measured = _told_losses(list(dict.fromkeys(way.loss for way in ways if way.loss)))
     advised = (*advice(design, priced), *advise_quorum(design, predicted))
     told = [f"{line[:1].upper()}{line[1:]}." for line in advised]
     return Meetings(
         sentences=(*_links(design, predicted), *_quorum(design, predicted), met, *measured, *told), ways=ways
     )
+
+
+def _told_losses(gaps: Sequence[MeasuredGap]) -> tuple[str, ...]:
+    """One sentence on all of them, those that were measured in one place together; none where there are none."""
+    places = [
+        ", ".join(f"{gap.word} {gap.figure}" for gap in gaps if gap.where == where) + f" ({where})"
+        for where in dict.fromkeys(gap.where for gap in gaps)
+    ]
+    return (f"Loss above that of every step, after as many tokens: {'; '.join(places)}.",) if places else ()
 
 
 def _ways(design: Design, priced: Sequence[WayOfMeeting]) -> tuple[Way, ...]:
