@@ -35,6 +35,9 @@ class PretendCrew(Crew):
     def names(self) -> tuple[str, ...]:
         return tuple(self.running)
 
+    def is_here(self, name: str) -> bool:
+        return name in self.running
+
     def has_ended(self, name: str) -> bool:
         return not self.running[name]
 
