@@ -1,17 +1,22 @@
-"""How long workers are stopped: not while they run between two looks, nor while nobody looks."""
+"""How long workers are stopped: not while they run, nor while nobody looks. Those that others wait for are ended."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+from meshwright.run.elastic.board import Board
 from meshwright.run.elastic.halted import Halted, is_stopped
+from meshwright.run.elastic.warden import Warden
+from tests.run.pretended import FIRST, crew_of, leave, warden
 
 
 class Clock:
@@ -82,3 +87,76 @@ def test_one_that_has_ended_is_not_stopped(looked: Looked) -> None:
     looked.process.kill()
     looked.process.wait()
     assert looked.after(0.5) is None
+
+
+@pytest.fixture
+def board() -> Board:
+    return Board.host(word="the word", say=str.strip)
+
+
+def come(made: Warden, name: str) -> None:
+    """The worker has come into the epoch, and waits for the others."""
+    made.board.tell(f"here/{made.epoch.number}/{name}", "")
+
+
+@pytest.fixture
+def stopped() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is stopped."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def look_for(made: Warden, seconds: float, *, until: Callable[[], bool]) -> bool:
+    """Whether that came about within so many seconds of looking."""
+    end = time.monotonic() + seconds
+    while not until() and time.monotonic() < end:
+        made.look()
+        time.sleep(made.pause_seconds)
+    return until()
+
+
+def test_one_that_is_stopped_is_ended_where_all_others_are_gone(
+    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
+) -> None:
+    made = warden(board, tmp_path)
+    made.hung.patience_seconds = 1.0
+    board.register("2.0", pid=stopped.pid)
+    for name in FIRST:
+        come(made, name)
+    board.note_at_work(0)
+    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None), "nobody has waited for it yet"
+    for name in ("0.0", "1.0", "3.0"):
+        crew_of(made).fails(name)
+    assert look_for(made, 2.5, until=lambda: stopped.poll() is not None)
+    assert made.hung.found["2.0"].startswith("rank 2 was stopped for 1")
+
+
+def test_one_that_is_stopped_while_an_epoch_forms_is_ended(
+    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
+) -> None:
+    made = warden(board, tmp_path)
+    made.hung.patience_seconds = 1.0
+    board.register("2.0", pid=stopped.pid)
+    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None), "none of the others has come"
+    come(made, "0.0")
+    assert look_for(made, 2.5, until=lambda: stopped.poll() is not None)
+    crew_of(made).fails("2.0")
+    leave(made, "0.0", "1.0", "3.0", newest=3)
+    made.look()
+    assert made.epoch.members == ("0.0", "1.0", "3.0")
+    assert made.epoch.why.startswith("rank 2 was stopped for 1")
+
+
+def test_workers_that_are_all_stopped_wait_for_nobody(
+    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
+) -> None:
+    made = warden(board, tmp_path)
+    made.hung.patience_seconds = 0.5
+    for name in FIRST:
+        board.register(name, pid=stopped.pid)
+        come(made, name)
+    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None)

@@ -6,14 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from torch.distributed import DistNetworkError
 
-from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
+from meshwright.run.elastic.board import Board, Key, Left
 from meshwright.run.elastic.epochs import of_this_launch
 from meshwright.run.elastic.launch import launch_elastic
 from meshwright.run.elastic.seats import origins
@@ -23,12 +21,9 @@ from meshwright.run.files import load_design
 from meshwright.run.screen import Screen
 from meshwright.run.waiting import Waiting
 from meshwright.spec.errors import EnvironmentUnfit
-from meshwright.spec.job import ElasticSpec
 from tests.run.elastic_runs import elastic
-from tests.run.pretended import PretendCrew, PretendTemplates
+from tests.run.pretended import FIRST, PretendCrew, crew_of, leave, warden
 from tests.support.designs import Layout
-
-FIRST = tuple(named(place, times=0) for place in range(4))
 
 
 class EndsMeanwhile(PretendCrew):
@@ -44,40 +39,6 @@ class EndsMeanwhile(PretendCrew):
 @pytest.fixture
 def board() -> Board:
     return Board.host(word="the word", say=str.strip)
-
-
-def warden(
-    board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2), each: int = 0
-) -> Warden:
-    templates = PretendTemplates(folder, sharded=sharded, known=known, each=each)
-    made = Warden(
-        run_dir=folder,
-        board=board,
-        crew=PretendCrew(board),
-        templates=templates,
-        spec=ElasticSpec(min_ranks=2, replacements=2),
-        patience_seconds=60.0,
-        epoch=Epoch(number=0, members=FIRST, design=str(templates.of(((0, 4),)))),
-    )
-    made.begin()
-    return made
-
-
-def crew_of(made: Warden) -> PretendCrew:
-    assert isinstance(made.crew, PretendCrew)
-    return made.crew
-
-
-def leave(made: Warden, *names: str, newest: int, error: str = "connection closed by peer") -> None:
-    """The workers have copies of the newest two of so many steps, and have ended the last."""
-    for name in names:
-        copies = tuple(Key(epoch=made.epoch.number, number=number, step=number) for number in (newest, newest - 1))
-        made.board.leave(made.epoch.number, name, Left(step=newest, copies=copies, error=error))
-
-
-def come(made: Warden, name: str) -> None:
-    """The worker has come into the epoch, and waits for the others."""
-    made.board.tell(f"here/{made.epoch.number}/{name}", "")
 
 
 def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -> None:
@@ -331,69 +292,6 @@ def test_one_that_is_stopped_where_others_waited_too_long_is_ended(board: Board,
     crew_of(made).fails("2.0")
     made.look()
     assert made.epoch.why == "rank 2 did not come to where the others waited: hung or stopped"
-
-
-@pytest.fixture
-def stopped() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is stopped."""
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    os.kill(process.pid, signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
-    yield process
-    process.kill()
-    process.wait()
-
-
-def look_for(made: Warden, seconds: float, *, until: Callable[[], bool]) -> bool:
-    """Whether that came about within so many seconds of looking."""
-    end = time.monotonic() + seconds
-    while not until() and time.monotonic() < end:
-        made.look()
-        time.sleep(made.pause_seconds)
-    return until()
-
-
-def test_one_that_is_stopped_is_ended_where_all_others_are_gone(
-    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
-) -> None:
-    made = warden(board, tmp_path)
-    made.hung.patience_seconds = 1.0
-    board.register("2.0", pid=stopped.pid)
-    for name in FIRST:
-        come(made, name)
-    board.note_at_work(0)
-    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None), "nobody has waited for it yet"
-    for name in ("0.0", "1.0", "3.0"):
-        crew_of(made).fails(name)
-    assert look_for(made, 2.5, until=lambda: stopped.poll() is not None)
-    assert made.hung.found["2.0"].startswith("rank 2 was stopped for 1")
-
-
-def test_one_that_is_stopped_while_an_epoch_forms_is_ended(
-    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
-) -> None:
-    made = warden(board, tmp_path)
-    made.hung.patience_seconds = 1.0
-    board.register("2.0", pid=stopped.pid)
-    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None), "none of the others has come"
-    come(made, "0.0")
-    assert look_for(made, 2.5, until=lambda: stopped.poll() is not None)
-    crew_of(made).fails("2.0")
-    leave(made, "0.0", "1.0", "3.0", newest=3)
-    made.look()
-    assert made.epoch.members == ("0.0", "1.0", "3.0")
-    assert made.epoch.why.startswith("rank 2 was stopped for 1")
-
-
-def test_workers_that_are_all_stopped_wait_for_nobody(
-    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
-) -> None:
-    made = warden(board, tmp_path)
-    made.hung.patience_seconds = 0.5
-    for name in FIRST:
-        board.register(name, pid=stopped.pid)
-        come(made, name)
-    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None)
 
 
 def test_a_launcher_that_loses_its_own_network_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
