@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from meshwright.run.elastic.board import Board
+from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
 from meshwright.run.elastic.crew import Crew
 from meshwright.run.elastic.templates import Templates
+from meshwright.run.elastic.warden import Warden
 from meshwright.run.failure import Failure, Nearness
 from meshwright.run.files import write_json
 from meshwright.run.launch import Agent
 from meshwright.search import Hosts
 from meshwright.spec.errors import Problem
+from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
 from tests.support import designs, models
 from tests.support.designs import Layout
+
+FIRST = tuple(named(place, times=0) for place in range(4))
 
 
 class PretendCrew(Crew):
@@ -34,6 +38,9 @@ class PretendCrew(Crew):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.running)
+
+    def is_here(self, name: str) -> bool:
+        return name in self.running
 
     def has_ended(self, name: str) -> bool:
         return not self.running[name]
@@ -82,3 +89,32 @@ def apart(learners: int, each: int) -> Design:
 def of(ranks: int, *, sharded: bool) -> Design:
     layout = Layout(shard=ranks, sharding=Sharding.PARAMETERS) if sharded else Layout(replicate=ranks)
     return designs.design(models.model(), replace(layout, batch=12))
+
+
+def warden(
+    board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2), each: int = 0
+) -> Warden:
+    templates = PretendTemplates(folder, sharded=sharded, known=known, each=each)
+    made = Warden(
+        run_dir=folder,
+        board=board,
+        crew=PretendCrew(board),
+        templates=templates,
+        spec=ElasticSpec(min_ranks=2, replacements=2),
+        patience_seconds=60.0,
+        epoch=Epoch(number=0, members=FIRST, design=str(templates.of(((0, 4),)))),
+    )
+    made.begin()
+    return made
+
+
+def crew_of(made: Warden) -> PretendCrew:
+    assert isinstance(made.crew, PretendCrew)
+    return made.crew
+
+
+def leave(made: Warden, *names: str, newest: int, error: str = "connection closed by peer") -> None:
+    """The workers have copies of the newest two of so many steps, and have ended the last."""
+    for name in names:
+        copies = tuple(Key(epoch=made.epoch.number, number=number, step=number) for number in (newest, newest - 1))
+        made.board.leave(made.epoch.number, name, Left(step=newest, copies=copies, error=error))

@@ -240,6 +240,38 @@ def test_a_rank_that_stops_is_ended_and_the_others_go_on(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_one_that_stops_as_it_is_taken_in_is_ended_and_so_is_one_whose_others_are_gone(tmp_path: Path) -> None:
+    run, done, patience = tmp_path / "run", list[float](), 4.0
+
+    def act() -> None:
+        until_step(run, 3)
+        member("2.0").kill()
+        until(lambda: len(epochs(run)) == 3)
+        done.append(time.time())
+        member("2.1").send_signal(signal.SIGSTOP)
+        until(lambda: len(epochs(run)) == 4)
+        until_step(run, max(losses(run)) + 3)
+        done.append(time.time())
+        member("1.0").send_signal(signal.SIGSTOP)
+        member("0.0").kill()
+
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    layout = Layout(shard=3, sharding=Sharding.PARAMETERS, batch=BATCH)
+    made = elastic(tmp_path, layout, steps=5000, fewest=1, peer_timeout_seconds=patience)
+    made = replace(made, job=replace(made.job, elastic=replace(made.job.elastic, replacements=1)))
+    with pytest.raises(WorkerFailed):
+        train(made, run_dir=run, say=quiet)
+    thread.join()
+    _, forming, _, alone = incidents_of(run)
+    for lost, rank, since in ((forming, 2, done[0]), (alone, 1, done[1])):
+        assert lost.ranks == (rank,)
+        assert lost.what.startswith(f"rank {rank} was stopped for 4")
+        assert lost.at - since < patience + 3.0  # less than one of them on an idle machine
+    assert epochs(run)[3]["why"] == forming.what
+
+
+@pytest.mark.slow
 def test_a_rank_whose_files_cannot_grow_is_lost_alone(tmp_path: Path) -> None:
     """It meets that where it writes the spans of a sampled step, and cannot even write why it failed."""
     run = tmp_path / "run"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import DistNetworkError
 
-from meshwright.run.elastic.board import Board, Epoch, Key, Left, named
+from meshwright.run.elastic.board import Board, Key, Left
 from meshwright.run.elastic.epochs import of_this_launch
 from meshwright.run.elastic.launch import launch_elastic
 from meshwright.run.elastic.seats import origins
@@ -21,12 +21,9 @@ from meshwright.run.files import load_design
 from meshwright.run.screen import Screen
 from meshwright.run.waiting import Waiting
 from meshwright.spec.errors import EnvironmentUnfit
-from meshwright.spec.job import ElasticSpec
 from tests.run.elastic_runs import elastic
-from tests.run.pretended import PretendCrew, PretendTemplates
+from tests.run.pretended import FIRST, PretendCrew, crew_of, leave, warden
 from tests.support.designs import Layout
-
-FIRST = tuple(named(place, times=0) for place in range(4))
 
 
 class EndsMeanwhile(PretendCrew):
@@ -42,35 +39,6 @@ class EndsMeanwhile(PretendCrew):
 @pytest.fixture
 def board() -> Board:
     return Board.host(word="the word", say=str.strip)
-
-
-def warden(
-    board: Board, folder: Path, *, sharded: bool = False, known: tuple[int, ...] = (4, 3, 2), each: int = 0
-) -> Warden:
-    templates = PretendTemplates(folder, sharded=sharded, known=known, each=each)
-    made = Warden(
-        run_dir=folder,
-        board=board,
-        crew=PretendCrew(board),
-        templates=templates,
-        spec=ElasticSpec(min_ranks=2, replacements=2),
-        patience_seconds=60.0,
-        epoch=Epoch(number=0, members=FIRST, design=str(templates.of(((0, 4),)))),
-    )
-    made.begin()
-    return made
-
-
-def crew_of(made: Warden) -> PretendCrew:
-    assert isinstance(made.crew, PretendCrew)
-    return made.crew
-
-
-def leave(made: Warden, *names: str, newest: int, error: str = "connection closed by peer") -> None:
-    """The workers have copies of the newest two of so many steps, and have ended the last."""
-    for name in names:
-        copies = tuple(Key(epoch=made.epoch.number, number=number, step=number) for number in (newest, newest - 1))
-        made.board.leave(made.epoch.number, name, Left(step=newest, copies=copies, error=error))
 
 
 def test_a_run_loses_a_rank_and_takes_in_another(board: Board, tmp_path: Path) -> None:

@@ -31,6 +31,16 @@ def test_fewer_ranks_train_the_same_batch_where_a_plan_has_it() -> None:
         assert (found.job, found.model) == (entry.job, entry.model)
 
 
+def test_all_that_are_left_train_where_a_plan_may_use_fewer_devices() -> None:
+    entry = elastic(12, devices="any")
+    (group,) = entry.cluster.groups
+    slow = replace(group, inside=replace(group.inside, bandwidth=1e3), nic=replace(group.nic, bandwidth=1e3))
+    found = for_hosts(replace(entry, cluster=replace(entry.cluster, groups=(slow,))), ((0, 2),))
+    assert found is not None
+    assert found.plan.world_size == 2
+    assert found.job == entry.job
+
+
 def test_fewer_learners_are_what_they_were_and_share_the_batch() -> None:
     rounds = Rounds(every=6, delay=3, fragments=2, learning_rate=0.6, momentum=0.9, own_share=0.5)
     gradients = GradientSync(kind=SyncKind.STREAMING, rounds=rounds)

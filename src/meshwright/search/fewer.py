@@ -110,7 +110,7 @@ def _best(entry: Design, cluster: ClusterSpec, asked: Iterable[JobSpec], *, empt
     """Of the first of the jobs that are `asked` for which there is a plan, that one."""
     for job in asked:
         try:
-            decision = design(entry.model, cluster, job, top=1, trainable=True)
+            decision = design(entry.model, cluster, _on_all(job), top=1, trainable=True)
         except (NoPlanFits, ConfigError):
             continue
         found = replace(decision.design, plan=replace(decision.design.plan, empty_rows=empty_rows))
@@ -158,6 +158,11 @@ def _nearest(job: JobSpec, ranks: int) -> Iterator[JobSpec]:
     batches = {ranks * shares for shares in (own // ranks, own // ranks + 1) if shares} - {own}
     for batch in sorted(batches, key=lambda batch: abs(batch - own)):
         yield replace(job, batch_tokens=batch * length)
+
+
+def _on_all(job: JobSpec) -> JobSpec:
+    """The job on every rank that is left, each of which is a member of the epoch, also where fewer would be faster."""
+    return replace(job, constraints=replace(job.constraints, devices="all"))
 
 
 def _without_degrees(constraints: Constraints) -> Constraints:

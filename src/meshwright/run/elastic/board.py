@@ -171,6 +171,10 @@ class Board:
         self._wait(lambda: self.is_broken(epoch.number) or self.has(*here))
         return self.has(*here)
 
+    def came(self, epoch: Epoch) -> set[str]:
+        """Members that have come into `epoch`, and wait for the others or build with them."""
+        return {name for name in epoch.members if self.has(f"here/{epoch.number}/{name}")}
+
     def break_up(self, number: int) -> None:
         """Nobody is to wait for the others of epoch `number` any more."""
         self.tell(f"broken/{number}", "")

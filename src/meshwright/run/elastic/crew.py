@@ -15,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.run import failure
 from meshwright.run.elastic.board import Board
+from meshwright.run.elastic.halted import is_stopped
 from meshwright.run.elastic.homes import Home
 from meshwright.run.failure import Failure
 from meshwright.run.launch import WORKER_MODULE, Agent, config_of
@@ -97,14 +98,24 @@ class Crew:
 
     def kill(self, name: str) -> None:
         """The worker ends at once, where it has begun."""
+        process = self.process(name)
+        if process is not None:
+            with suppress(psutil.Error):
+                process.kill()
+
+    def process(self, name: str) -> psutil.Process | None:
+        """Of a worker that was started here and runs; it need not have spoken to the board."""
         for child in psutil.Process().children():
             with suppress(psutil.Error):
                 if name in child.cmdline():
-                    child.kill()
+                    return child
+        return None
 
     def end_stopped(self, name: str, *, pid: int, late: bool) -> bool:
         """Whether the worker, which others wait for in vain, is ended now: where it is stopped, or `late` at all."""
-        if not late and not _is_stopped(pid):
+        with suppress(psutil.Error):
+            late = late or is_stopped(psutil.Process(pid))
+        if not late:
             return False
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -114,10 +125,3 @@ class Crew:
         """What torch's agents say of those of the workers in `ranks` that failed, by rank."""
         ended = {rank: self._agents[name].failures for name, rank in ranks.items() if self.has_ended(name)}
         return {rank: found[0] for rank, found in ended.items() if found}
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False

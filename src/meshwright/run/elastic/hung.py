@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from meshwright.run.elastic.board import Board, Left
+from meshwright.run.elastic.board import Board, Epoch, Left
 from meshwright.run.elastic.crew import Crew
+from meshwright.run.elastic.halted import Halted
 from meshwright.run.vigil import Stood, Vigil, computed, stood_still
 from meshwright.spec.incident import Incident, Trouble
+from meshwright.spec.units import format_seconds
 from meshwright.train.observe import incidents
 from meshwright.train.observe.inquest import inquest, stood_in
 from meshwright.train.observe.whereabouts import last_seen
@@ -37,6 +39,7 @@ class Hung:
     patience_seconds: float
     found: dict[str, str] = field(default_factory=dict)
     stood: dict[str, Stood] = field(default_factory=dict)
+    _halted: Halted = field(default_factory=Halted)
     _vigil: Vigil | None = None
     _asked: dict[str, float] = field(default_factory=dict)
     _named: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -45,6 +48,7 @@ class Hung:
     def begin(self) -> None:
         """Other workers train than before."""
         self.found, self._vigil, self._asked, self._named, self._told = {}, None, {}, {}, set()
+        self._halted.forget()
 
     def watch(self, ranks: Mapping[str, int], *, alone: bool) -> None:
         """Those of `ranks`, by name, that stand still are asked for their stacks, and ended."""
@@ -62,9 +66,21 @@ class Hung:
             if name in processes and time.time() - since > _STACK_SECONDS:
                 _signal(processes[name], signal.SIGKILL)
 
+    def form(self, epoch: Epoch, ranks: Mapping[str, int]) -> None:
+        """Those of `ranks` that are stopped for too long are ended while others, who have come into `epoch`, wait for
+        them; once it is at work they are waited for in its steps alone."""
+        if not self._halted.is_due:
+            return
+        came = set[str]() if self.board.is_at_work(epoch.number) else self.board.came(epoch)
+        if not came or came <= self._end_halted(ranks).keys():
+            self._halted.forget()
+
     def end(self, missing: Mapping[str, int], left: Sequence[Left], *, noticed: float) -> None:
         """Those `missing` that others waited for too long are ended: at once where they are stopped, soon where the
-        logs of the others name them and they do nothing, and in the end whatever they do."""
+        logs of the others name them and they do nothing, and in the end whatever they do. Where nobody has left whom
+        they could wait with, as all others are gone, they are ended once they are stopped for too long."""
+        if self._halted.is_due:
+            self._end_halted(missing)
         waited = any(one.waiting is not None and one.waiting.timed_out for one in left)
         late = time.time() - noticed > self.patience_seconds
         named = self._idle(missing, inquest(self.run_dir).suspects) if waited and missing else set()
@@ -94,6 +110,19 @@ class Hung:
         """Where those stood that nobody waited for."""
         return stood_in(self.run_dir, [each.rank for each in self.stood.values()])
 
+    def _end_halted(self, ranks: Mapping[str, int]) -> Mapping[str, float]:
+        """Those of `ranks` that are stopped, and for how many seconds: they are ended once that is too long."""
+        running = [name for name in ranks if self._is_running(name)]
+        found = {name: self._process(name) or self.crew.process(name) for name in running}
+        processes = {name: process for name, process in found.items() if process is not None}
+        stopped = self._halted.look(processes)
+        for name, seconds in stopped.items():
+            if seconds >= self.patience_seconds:
+                words = f"rank {ranks[name]} was stopped for {format_seconds(seconds)} and did not go on"
+                self.tell(name, words, rank=ranks[name])
+                _signal(processes[name], signal.SIGKILL)
+        return stopped
+
     def _idle(self, missing: Mapping[str, int], suspects: Sequence[int]) -> set[str]:
         """Of those that are suspected, and are on this host, the ones that have computed nothing for a while."""
         found, now = set(), time.time()
@@ -109,13 +138,17 @@ class Hung:
         return found
 
     def _process(self, name: str) -> psutil.Process | None:
-        """Of a worker on this host that runs."""
-        pid = self.board.pid(name) if self.crew.is_here(name) and not self.crew.has_ended(name) else None
+        """Of a worker on this host that runs and has said so."""
+        pid = self.board.pid(name) if self._is_running(name) else None
         if pid is None:
             return None
         with suppress(psutil.Error):
             return psutil.Process(pid)
         return None
+
+    def _is_running(self, name: str) -> bool:
+        """Whether it does, on this host."""
+        return self.crew.is_here(name) and not self.crew.has_ended(name)
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

@@ -92,6 +92,7 @@ class Warden:
         told = {name: self.board.left(self.epoch.number, name) for name in members}
         left = {name: one for name, one in told.items() if one is not None}
         if not gone and not left:
+            self.hung.form(self.epoch, self.ranks)
             self._start_wanted()
             self._take_in()
             return True
