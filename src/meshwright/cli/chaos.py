@@ -85,6 +85,7 @@ def _train(
     from meshwright import catalog
     from meshwright.cli.output import note
     from meshwright.run.chaos.chaos import chaos as train_under_faults
+    from meshwright.run.chaos.record import read_chaos
     from meshwright.run.choose import default_run_dir
     from meshwright.spec.errors import ConfigError, Problem
 
@@ -93,6 +94,8 @@ def _train(
     design = catalog.load_design(plan)
     faults = _faults(design, said, drawn)
     folder = run or (plan if plan.is_dir() else default_run_dir(design))
+    if not faults and (folder != plan or read_chaos(folder) is None):
+        raise ConfigError(Problem(what="no fault is asked for", fix="--kill rank=0@step=10, or --faults 10"))
     if not design.job.checkpoint.on_the_way:
         note("nothing is saved on the way: every start begins at step 0; job.checkpoint.every_steps says how often")
     beside = against or folder.with_name(f"{folder.name}-undisturbed")
@@ -106,7 +109,7 @@ def _faults(design: Design, said: Mapping[FaultKind, Many], drawn: _Drawn) -> tu
     from meshwright.catalog.failure_mix import load_mix
     from meshwright.lab.fabric import unfit
     from meshwright.run.chaos.soak import draw
-    from meshwright.spec.errors import ConfigError, Gathering, Problem
+    from meshwright.spec.errors import Gathering
     from meshwright.spec.faults import check_faults, read_fault
 
     gathered = Gathering()
@@ -125,8 +128,6 @@ def _faults(design: Design, said: Mapping[FaultKind, Many], drawn: _Drawn) -> tu
             patience_seconds=design.job.peer_timeout_seconds,
             can_cut=not uncut,
         )
-    if not found:
-        raise ConfigError(Problem(what="no fault is asked for", fix="--kill rank=0@step=10, or --faults 10"))
     job = design.job
     check_faults(found, ranks=design.plan.world_size, steps=job.total_steps, kept=job.checkpoint.keep, can_cut=uncut)
     return tuple(found)

@@ -1,0 +1,92 @@
+"""Chaos that was interrupted goes on: nothing that it did, or that launches said, is lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshwright.run.chaos.chaos import chaos
+from meshwright.run.chaos.record import read_chaos
+from meshwright.run.chaos.supervise import Supervisor
+from meshwright.run.files import write_json
+from meshwright.run.outcome import Ended, ended_path
+from meshwright.spec.errors import ConfigError
+from meshwright.spec.faults import FaultKind, read_fault
+from meshwright.train.events import Ending
+from tests.run import fake_run
+from tests.run.runs import BATCH, design
+from tests.support.designs import Layout
+
+
+def quiet(line: str) -> None:
+    """Nobody watches a test."""
+
+
+def _run_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory whose launches are those of the fake run."""
+    run = tmp_path / "run"
+    run.mkdir()
+    write_json(run / "design.json", design(tmp_path, Layout(batch=BATCH, replicate=2), steps=fake_run.STEPS))
+    command = [sys.executable, fake_run.__file__, str(run)]
+    monkeypatch.setattr("meshwright.run.chaos.chaos._command", lambda *_, **_goes_on: command)
+    return run
+
+
+def _finished(run: Path) -> None:
+    steps = fake_run.STEPS
+    write_json(ended_path(run), Ended(ending=Ending.FINISHED, step=steps, total_steps=steps, tokens=1, seconds=1.0))
+
+
+def test_chaos_that_was_interrupted_goes_on_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted as the second fault is done, then in the comparison, which the third one makes."""
+    run, still = _run_without_torch(tmp_path, monkeypatch), tmp_path / "still"
+    faults = [read_fault(FaultKind.KILL, f"rank=1@step={step}") for step in (8, 20, 36)]
+
+    def interrupt(line: str) -> None:
+        if line.endswith(str(faults[1])):
+            raise KeyboardInterrupt
+
+    def interrupted(run_dir: Path, _against: Path, **_: object) -> Path:
+        _finished(run_dir)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chaos(run, run_dir=run, faults=faults, against=still, say=interrupt)
+    kept = read_chaos(run)
+    assert kept is not None
+    assert [(each.fault, each.recovered) for each in kept.struck] == [(faults[0], True), (faults[1], False)]
+    assert kept.missed == (faults[2],)
+    assert (kept.interrupted, kept.is_sound) == (True, False)
+    with pytest.raises(ConfigError, match="chaos was done to this run before"):
+        chaos(run, run_dir=run, faults=faults, against=None, say=quiet)
+    monkeypatch.setattr("meshwright.run.chaos.chaos._undisturbed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chaos(run, run_dir=run, faults=(), against=still, say=quiet)
+    kept = read_chaos(run)
+    assert kept is not None
+    assert [(each.fault, each.recovered) for each in kept.struck] == [(fault, True) for fault in faults]
+    assert (kept.struck[1].launch, kept.missed, kept.interrupted) == (2, (), True)
+    logs = [log.name for log in sorted((run / "chaos").iterdir())]
+    assert logs == [f"launch-{each.number:03d}.log" for each in kept.launches] == _logs(4)
+    monkeypatch.setattr("meshwright.run.chaos.chaos._undisturbed", lambda run_dir, _against, **_: run_dir)
+    told = chaos(run, run_dir=run, faults=(), against=still, say=quiet)
+    assert (told.struck, told.launches, told.interrupted) == (kept.struck, kept.launches, False)
+    assert told.curve is not None
+    assert told == read_chaos(run)
+
+
+def _logs(many: int) -> list[str]:
+    return [f"launch-{number:03d}.log" for number in range(1, many + 1)]
+
+
+def test_what_launches_of_before_said_is_kept(tmp_path: Path) -> None:
+    logs = tmp_path / "run" / "chaos"
+    logs.mkdir(parents=True)
+    (logs / "launch-007.log").write_text("said before")
+    command = [sys.executable, fake_run.__file__, str(tmp_path / "run")]
+    trial = Supervisor(tmp_path / "run", lambda _goes_on: command, (), 2, logs, quiet).run()
+    assert [each.number for each in trial.launches] == [8]
+    assert (logs / "launch-007.log").read_text() == "said before"
+    assert (logs / "launch-008.log").is_file()
