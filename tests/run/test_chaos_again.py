@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from meshwright.cli import main
+from meshwright.report import terminal_chaos
 from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.record import read_chaos
 from meshwright.run.chaos.supervise import Supervisor
 from meshwright.run.files import write_json
 from meshwright.run.outcome import Ended, ended_path
-from meshwright.spec.errors import ConfigError
+from meshwright.spec.chaos import Chaos, LaunchEnd, Struck
+from meshwright.spec.errors import ConfigError, ExitCode
 from meshwright.spec.faults import FaultKind, read_fault
 from meshwright.train.events import Ending
 from tests.run import fake_run
@@ -90,3 +95,46 @@ def test_what_launches_of_before_said_is_kept(tmp_path: Path) -> None:
     assert [each.number for each in trial.launches] == [8]
     assert (logs / "launch-007.log").read_text() == "said before"
     assert (logs / "launch-008.log").is_file()
+
+
+def test_faults_whose_moment_is_over_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _run_without_torch(tmp_path, monkeypatch)
+    whole = SimpleNamespace(checkpoint=SimpleNamespace(step=20))
+    monkeypatch.setattr("meshwright.run.chaos.chaos.newest", lambda _directory: whole)
+    asked = ["chaos", str(run), "--no-reference", "--kill", "rank=1@step=20", "--hang", "@save,step=8"]
+    assert main([*asked, "--preempt", "@step=21"]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    for fault in ("kill rank=1@step=20", "hang rank=0@save,step=8"):
+        assert f"--{fault}: the run goes on from step 20, and that moment is over; a later step" in told
+    assert "preempt" not in told
+    _finished(run)
+    for late in ("@step=45", "@seconds=1"):
+        assert main(["chaos", str(run), "--kill", late]) == ExitCode.USAGE
+        assert "the run is finished, and no fault can come" in capsys.readouterr().err
+    assert not (run / "chaos").exists()
+
+
+def test_one_fault_is_told_as_one() -> None:
+    struck = Struck(fault=read_fault(FaultKind.KILL, "@step=3"), at_seconds=1.0, step=3, launch=1, recovered=True)
+    ends = tuple(LaunchEnd(number=number, seconds=1.0, exit_code=0, words="") for number in (1, 2))
+    found = Chaos(
+        run="run",
+        plan="",
+        struck=(struck,),
+        missed=(),
+        launches=ends,
+        wall_seconds=1.0,
+        undisturbed_seconds=1.0,
+        undisturbed_steps=1,
+        gave_up="",
+        goodput=None,
+        read=8,
+        problems=(),
+        curve=None,
+    )
+    heading = next(iter(terminal_chaos.chaos(found)))
+    assert "1 fault in run, 2 launches" in str(heading)
+    assert terminal_chaos.verdicts(found)[0] == "1 of 1 fault was recovered from"
+    assert terminal_chaos.verdicts(replace(found, struck=(struck, struck)))[0] == "2 of 2 faults were recovered from"

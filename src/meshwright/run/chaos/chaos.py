@@ -23,6 +23,7 @@ from meshwright.spec.errors import ConfigError, MeshwrightError, Problem, Worker
 from meshwright.spec.faults import Fault, FaultKind
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
+from meshwright.train.checkpoint.find import newest
 from meshwright.train.observe.timekeeper import goodput_of
 
 Say = Callable[[str], None]
@@ -37,8 +38,8 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
     `faults`: those that have not come yet still come.
 
     Faults are those that `check_faults` lets pass. Raises ConfigError where `run_dir` holds another run, or `against`
-    does, where faults were done to the run before and more are asked for, and where no launch could begin the job on
-    this machine.
+    does, where faults were done to the run before and more are asked for, where the moment of one is over, and where no
+    launch could begin the job on this machine.
     """
     folder, given = expanded(run_dir).absolute(), expanded(plan).absolute()
     if (folder / "design.json").is_file() and given != folder:
@@ -48,6 +49,7 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
     if earlier is not None and faults:
         fix = "without a fault it goes on with what was asked for then"
         raise ConfigError(Problem(what="chaos was done to this run before", where=str(folder), fix=fix))
+    _check_moments(folder, faults)
     design = catalog.load_design(given)
     if problems := job_problems(design.job, model_vocab=design.model.vocab):
         raise ConfigError(problems)
@@ -60,6 +62,19 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
             found = replace(found, curve=curve)
         write_chaos(folder, found)
     return found
+
+
+def _check_moments(run_dir: Path, faults: Sequence[Fault]) -> None:
+    """Raises ConfigError with every fault whose moment is over in the run that is there."""
+    if faults and is_finished(run_dir):
+        fix = "--run names another directory"
+        raise ConfigError(Problem(what="the run is finished, and no fault can come", where=str(run_dir), fix=fix))
+    whole = newest(run_dir / "checkpoints").checkpoint
+    done = 0 if whole is None else whole.step
+    over = [fault for fault in faults if 0 < fault.moment.step <= done]
+    if over:
+        what, fix = f"the run goes on from step {done:,}, and that moment is over", "a later step"
+        raise ConfigError([Problem(what=what, where=f"--{fault}", fix=fix) for fault in over])
 
 
 def _tried(
