@@ -14,7 +14,7 @@ from meshwright.report import terminal_chaos
 from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.record import read_chaos
 from meshwright.run.chaos.supervise import Supervisor
-from meshwright.run.files import write_json
+from meshwright.run.files import read_json, write_json
 from meshwright.run.outcome import Ended, ended_path
 from meshwright.spec.chaos import Chaos, LaunchEnd, Struck
 from meshwright.spec.errors import ConfigError, ExitCode
@@ -80,6 +80,7 @@ def test_chaos_that_was_interrupted_goes_on_and_loses_nothing(tmp_path: Path, mo
     assert (told.struck, told.launches, told.interrupted) == (kept.struck, kept.launches, False)
     assert told.curve is not None
     assert told == read_chaos(run)
+    assert read_json(run / "chaos.json")["sound"] is told.is_sound
 
 
 def _logs(many: int) -> list[str]:
@@ -114,6 +115,18 @@ def test_faults_whose_moment_is_over_are_refused(
         assert main(["chaos", str(run), "--kill", late]) == ExitCode.USAGE
         assert "the run is finished, and no fault can come" in capsys.readouterr().err
     assert not (run / "chaos").exists()
+
+
+def test_what_is_of_a_simulated_fleet_is_refused_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json"
+    write_json(plan, design(tmp_path, steps=4))
+    asked = ["chaos", str(plan), "--run", str(tmp_path / "run"), "--faults", "1"]
+    fleet = {"--devices": "100", "--days": "54", "--spares": "0", "--repair-hours": "24"}
+    assert main([*asked, *(word for pair in fleet.items() for word in pair)]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    for option in fleet:
+        assert f"{option}: is of a simulated fleet; leave it out, or simulate a fleet with --simulate" in told
+    assert not (tmp_path / "run").exists()
 
 
 def test_one_fault_is_told_as_one() -> None:

@@ -41,9 +41,11 @@ def chaos(
     ] = True,
     simulate: Annotated[bool, typer.Option("--simulate", help="Run nothing: simulate a fleet under the mix.")] = False,
     devices: Annotated[int | None, typer.Option("--devices", help="Simulated devices. [default: the plan's]")] = None,
-    days: Annotated[float, typer.Option("--days", help="Simulated days.")] = 54.0,
+    days: Annotated[float | None, typer.Option("--days", help="Simulated days. [default: 54]")] = None,
     spares: Annotated[int | None, typer.Option("--spares", help="Simulated spare nodes. [default: the best]")] = None,
-    repair_hours: Annotated[float, typer.Option("--repair-hours", help="Until a simulated node is back.")] = 24.0,
+    repair_hours: Annotated[
+        float | None, typer.Option("--repair-hours", help="Until a simulated node is back. [default: 24]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Do faults to a run, start it again as a person would, and show that nothing was lost; or simulate a fleet."""
@@ -58,6 +60,7 @@ def chaos(
             _foresee(plan, drawn, devices=devices, days=days, spares=spares, hours=repair_hours), as_json=as_json
         )
         return int(ExitCode.OK)
+    _refuse_fleet({"--devices": devices, "--days": days, "--spares": spares, "--repair-hours": repair_hours})
     found = _train(plan, run, said, drawn, against=against, reference=reference)
     _show(found, as_json=as_json)
     return int(ExitCode.OK if found.is_sound else ExitCode.NO_PLAN)
@@ -138,7 +141,7 @@ def _show(found: Chaos, *, as_json: bool) -> None:
     from meshwright.report import terminal_chaos
 
     if as_json:
-        print_json({"sound": found.is_sound, **{name: getattr(found, name) for name in found.__slots__}})
+        print_json(found.told())
         return
     for view in terminal_chaos.chaos(found):
         console().print(view)
@@ -153,15 +156,30 @@ def _refuse_faults(said: Mapping[FaultKind, Many], faults: int) -> None:
         raise ConfigError(Problem(what="a simulation is of a mix, not of faults one by one", fix=fix))
 
 
+def _refuse_fleet(said: Mapping[str, float | None]) -> None:
+    from meshwright.spec.errors import ConfigError, Problem
+
+    fix = "leave it out, or simulate a fleet with --simulate"
+    if given := [option for option, value in said.items() if value is not None]:
+        raise ConfigError([Problem(what="is of a simulated fleet", where=option, fix=fix) for option in given])
+
+
 def _foresee(
-    plan: Path, drawn: _Drawn, *, devices: int | None, days: float, spares: int | None, hours: float
+    plan: Path, drawn: _Drawn, *, devices: int | None, days: float | None, spares: int | None, hours: float | None
 ) -> Foreseen:
     from meshwright import catalog
     from meshwright.catalog.failure_mix import load_mix
-    from meshwright.cost.foresee import foresee
+    from meshwright.cost.foresee import LLAMA3_DAYS, REPAIR_HOURS, foresee
 
-    mix, design = load_mix(drawn.mix), catalog.load_design(plan)
-    return foresee(design, mix=mix, devices=devices, days=days, spares=spares, repair_hours=hours, seed=drawn.seed)
+    return foresee(
+        catalog.load_design(plan),
+        mix=load_mix(drawn.mix),
+        devices=devices,
+        days=LLAMA3_DAYS if days is None else days,
+        spares=spares,
+        repair_hours=REPAIR_HOURS if hours is None else hours,
+        seed=drawn.seed,
+    )
 
 
 def _show_fleet(found: Foreseen, *, as_json: bool) -> None:

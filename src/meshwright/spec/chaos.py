@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from meshwright.spec.errors import ExitCode, Problem
 from meshwright.spec.faults import Fault
@@ -107,3 +107,7 @@ class Chaos:
         done = not self.interrupted and not self.gave_up and not self.missed
         well = done and self.recovered == len(self.struck) and not self.problems
         return well and (self.curve is None or self.curve.is_equal)
+
+    def told(self) -> dict[str, object]:
+        """As `--json` and `RUN/chaos.json` have it: whether it is sound, and all that was found."""
+        return {"sound": self.is_sound, **{each.name: getattr(self, each.name) for each in fields(self)}}

@@ -10,7 +10,7 @@ from meshwright.spec.chaos import Chaos
 
 
 def write_chaos(run_dir: Path, found: Chaos) -> None:
-    write_json(_path(run_dir), found)
+    write_json(_path(run_dir), found.told())
 
 
 def read_chaos(run_dir: Path) -> Chaos | None:
@@ -18,7 +18,10 @@ def read_chaos(run_dir: Path) -> Chaos | None:
     path = _path(run_dir)
     if not path.is_file():
         return None
-    return codec.decode(Chaos, read_json(path), str(path))
+    value = read_json(path)
+    if isinstance(value, dict):
+        value.pop("sound", None)
+    return codec.decode(Chaos, value, str(path))
 
 
 def _path(run_dir: Path) -> Path:
