@@ -104,6 +104,18 @@ def test_spares_are_worth_their_price_until_nobody_waits_for_them() -> None:
     assert waits == sorted(waits, reverse=True)
 
 
+@pytest.mark.parametrize(("asked", "rows"), [(2, [0, 1, 2]), (3, [0, 1, 2, 3])])
+def test_spares_that_are_asked_for_are_tried_once(asked: int, rows: list[int]) -> None:
+    broken = replace(PLAIN, takes_node=True)
+    fleet, saves = (
+        Fleet(nodes=9, seconds_between_failures=DAY * 40),
+        Saves(every_seconds=900.0, stall_seconds=5.0, write_seconds=5.0),
+    )
+    found = advise(fleet, saves, [broken], seconds=30 * DAY, spares=asked, seeds=2)
+    assert [one.fleet.spares for one in found.spares] == rows
+    assert found.taken == asked
+
+
 def test_llama_3_kept_over_nine_tenths_of_its_time() -> None:
     """2407.21783: 419 unexpected interruptions in 54 days on 16,384 H100 (table 5), over 90 % effective training time.
 

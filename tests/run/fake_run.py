@@ -20,7 +20,9 @@ STEPS, SAVED_EVERY, STEP_SECONDS = 45, 5, 0.01
 def launch(run_dir: Path) -> int:
     """The exit code of the ranks, as a launcher tells it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "design.json").write_text("{}")
+    design = run_dir / "design.json"
+    if not design.is_file():
+        design.write_text("{}")
     first = subprocess.Popen([sys.executable, __file__, str(run_dir), "0"])
     signal.signal(signal.SIGTERM, lambda *_: first.send_signal(signal.SIGTERM))
     code = first.wait()

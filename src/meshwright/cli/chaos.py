@@ -41,9 +41,11 @@ def chaos(
     ] = True,
     simulate: Annotated[bool, typer.Option("--simulate", help="Run nothing: simulate a fleet under the mix.")] = False,
     devices: Annotated[int | None, typer.Option("--devices", help="Simulated devices. [default: the plan's]")] = None,
-    days: Annotated[float, typer.Option("--days", help="Simulated days.")] = 54.0,
+    days: Annotated[float | None, typer.Option("--days", help="Simulated days. [default: 54]")] = None,
     spares: Annotated[int | None, typer.Option("--spares", help="Simulated spare nodes. [default: the best]")] = None,
-    repair_hours: Annotated[float, typer.Option("--repair-hours", help="Until a simulated node is back.")] = 24.0,
+    repair_hours: Annotated[
+        float | None, typer.Option("--repair-hours", help="Until a simulated node is back. [default: 24]")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document.")] = False,
 ) -> int:
     """Do faults to a run, start it again as a person would, and show that nothing was lost; or simulate a fleet."""
@@ -58,6 +60,7 @@ def chaos(
             _foresee(plan, drawn, devices=devices, days=days, spares=spares, hours=repair_hours), as_json=as_json
         )
         return int(ExitCode.OK)
+    _refuse_fleet({"--devices": devices, "--days": days, "--spares": spares, "--repair-hours": repair_hours})
     found = _train(plan, run, said, drawn, against=against, reference=reference)
     _show(found, as_json=as_json)
     return int(ExitCode.OK if found.is_sound else ExitCode.NO_PLAN)
@@ -85,6 +88,7 @@ def _train(
     from meshwright import catalog
     from meshwright.cli.output import note
     from meshwright.run.chaos.chaos import chaos as train_under_faults
+    from meshwright.run.chaos.record import read_chaos
     from meshwright.run.choose import default_run_dir
     from meshwright.spec.errors import ConfigError, Problem
 
@@ -93,6 +97,8 @@ def _train(
     design = catalog.load_design(plan)
     faults = _faults(design, said, drawn)
     folder = run or (plan if plan.is_dir() else default_run_dir(design))
+    if not faults and (folder != plan or read_chaos(folder) is None):
+        raise ConfigError(Problem(what="no fault is asked for", fix="--kill rank=0@step=10, or --faults 10"))
     if not design.job.checkpoint.on_the_way:
         note("nothing is saved on the way: every start begins at step 0; job.checkpoint.every_steps says how often")
     beside = against or folder.with_name(f"{folder.name}-undisturbed")
@@ -106,7 +112,7 @@ def _faults(design: Design, said: Mapping[FaultKind, Many], drawn: _Drawn) -> tu
     from meshwright.catalog.failure_mix import load_mix
     from meshwright.lab.fabric import unfit
     from meshwright.run.chaos.soak import draw
-    from meshwright.spec.errors import ConfigError, Gathering, Problem
+    from meshwright.spec.errors import Gathering
     from meshwright.spec.faults import check_faults, read_fault
 
     gathered = Gathering()
@@ -125,8 +131,6 @@ def _faults(design: Design, said: Mapping[FaultKind, Many], drawn: _Drawn) -> tu
             patience_seconds=design.job.peer_timeout_seconds,
             can_cut=not uncut,
         )
-    if not found:
-        raise ConfigError(Problem(what="no fault is asked for", fix="--kill rank=0@step=10, or --faults 10"))
     job = design.job
     check_faults(found, ranks=design.plan.world_size, steps=job.total_steps, kept=job.checkpoint.keep, can_cut=uncut)
     return tuple(found)
@@ -137,7 +141,7 @@ def _show(found: Chaos, *, as_json: bool) -> None:
     from meshwright.report import terminal_chaos
 
     if as_json:
-        print_json({"sound": found.is_sound, **{name: getattr(found, name) for name in found.__slots__}})
+        print_json(found.told())
         return
     for view in terminal_chaos.chaos(found):
         console().print(view)
@@ -152,15 +156,30 @@ def _refuse_faults(said: Mapping[FaultKind, Many], faults: int) -> None:
         raise ConfigError(Problem(what="a simulation is of a mix, not of faults one by one", fix=fix))
 
 
+def _refuse_fleet(said: Mapping[str, float | None]) -> None:
+    from meshwright.spec.errors import ConfigError, Problem
+
+    fix = "leave it out, or simulate a fleet with --simulate"
+    if given := [option for option, value in said.items() if value is not None]:
+        raise ConfigError([Problem(what="is of a simulated fleet", where=option, fix=fix) for option in given])
+
+
 def _foresee(
-    plan: Path, drawn: _Drawn, *, devices: int | None, days: float, spares: int | None, hours: float
+    plan: Path, drawn: _Drawn, *, devices: int | None, days: float | None, spares: int | None, hours: float | None
 ) -> Foreseen:
     from meshwright import catalog
     from meshwright.catalog.failure_mix import load_mix
-    from meshwright.cost.foresee import foresee
+    from meshwright.cost.foresee import LLAMA3_DAYS, REPAIR_HOURS, foresee
 
-    mix, design = load_mix(drawn.mix), catalog.load_design(plan)
-    return foresee(design, mix=mix, devices=devices, days=days, spares=spares, repair_hours=hours, seed=drawn.seed)
+    return foresee(
+        catalog.load_design(plan),
+        mix=load_mix(drawn.mix),
+        devices=devices,
+        days=LLAMA3_DAYS if days is None else days,
+        spares=spares,
+        repair_hours=REPAIR_HOURS if hours is None else hours,
+        seed=drawn.seed,
+    )
 
 
 def _show_fleet(found: Foreseen, *, as_json: bool) -> None:

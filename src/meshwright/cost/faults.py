@@ -208,7 +208,7 @@ def advise(
     if any(trouble.takes_node for trouble in troubles):
         while len(found) < 3 or found[-1].lost[Lost.WAITING] > _SHORT or found[-1].of_paid > found[-2].of_paid:
             found.append(tried(max(1, 2 * found[-1].fleet.spares), every))
-    if spares is not None:
+    if spares is not None and spares not in [one.fleet.spares for one in found]:
         found = sorted([*found, tried(spares, every)], key=lambda one: one.fleet.spares)
     taken = max(found, key=lambda one: one.of_paid).fleet.spares if spares is None else spares
     return Advice(

@@ -25,7 +25,7 @@ _SHOWN_CAUSES = 6
 
 def chaos(found: Chaos) -> Iterable[RenderableType]:
     """Every fault with what it cost, then what the run lost by all of them."""
-    yield title(f"{len(found.struck)} faults in {found.run}, {len(found.launches)} launches")
+    yield title(f"{_count(len(found.struck), 'fault')} in {found.run}, {_count(len(found.launches), 'launch')}")
     yield _struck(found.struck[:_SHOWN_ROWS])
     if len(found.struck) > _SHOWN_ROWS:
         yield Text(f"{len(found.struck) - _SHOWN_ROWS} more are in {found.run}/chaos.json")
@@ -37,7 +37,8 @@ def chaos(found: Chaos) -> Iterable[RenderableType]:
 
 def verdicts(found: Chaos) -> list[str]:
     """One line for each thing that has to hold: recoveries, data, the curve."""
-    lines = [f"{found.recovered} of {len(found.struck)} faults were recovered from"]
+    were = "was" if len(found.struck) == 1 else "were"
+    lines = [f"{found.recovered} of {_count(len(found.struck), 'fault')} {were} recovered from"]
     lines += [f"NOT DONE: {fault}, whose moment never came" for fault in found.missed]
     if found.gave_up:
         lines.append(f"GIVEN UP: {found.gave_up}")
@@ -54,6 +55,11 @@ def verdicts(found: Chaos) -> list[str]:
     verdict = "" if curve.is_equal else "NOT EQUAL: "
     told = state[curve.same_state] if curve.worst == 0.0 else ""
     return [*lines, f"{verdict}losses of {curve.steps:,} steps are {same} as those of {curve.against}{told}"]
+
+
+def _count(many: int, noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{many:,} {noun if many == 1 else plural}"
 
 
 def _struck(struck: Iterable[Struck]) -> Table:

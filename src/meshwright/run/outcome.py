@@ -65,6 +65,12 @@ def read_ended(run_dir: Path) -> Ended | None:
     return codec.decode(Ended, read_json(path), str(path)) if path.is_file() else None
 
 
+def is_finished(run_dir: Path) -> bool:
+    """Whether all steps of the run are done."""
+    ended = read_ended(run_dir)
+    return ended is not None and ended.ending is Ending.FINISHED
+
+
 def read_report(path: Path) -> Report | None:
     """The report in a file, or None when there is none that can be read."""
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from meshwright.spec.errors import ExitCode, Problem
 from meshwright.spec.faults import Fault
@@ -78,7 +78,8 @@ class Chaos:
     """What a run under faults came to. `missed` faults never had their moment; `gave_up` is why it was not started
     again, "" where it trained to its end. `undisturbed_steps` were done in `undisturbed_seconds`, with no fault open.
     `read` sequences were read exactly once where there are no `problems`; `curve` is None where no run was there to
-    compare with."""
+    compare with. `interrupted`: it was ended before the run, or the comparison, was; data was not looked at, or losses
+    were not."""
 
     run: str
     plan: str
@@ -93,6 +94,7 @@ class Chaos:
     read: int
     problems: tuple[Problem, ...]
     curve: Curve | None
+    interrupted: bool = False
     schema: int = 1
 
     @property
@@ -102,5 +104,10 @@ class Chaos:
     @property
     def is_sound(self) -> bool:
         """Every fault was done and recovered from, no data was lost or repeated, and losses are as undisturbed."""
-        well = not self.gave_up and not self.missed and self.recovered == len(self.struck) and not self.problems
+        done = not self.interrupted and not self.gave_up and not self.missed
+        well = done and self.recovered == len(self.struck) and not self.problems
         return well and (self.curve is None or self.curve.is_equal)
+
+    def told(self) -> dict[str, object]:
+        """As `--json` and `RUN/chaos.json` have it: whether it is sound, and all that was found."""
+        return {"sound": self.is_sound, **{each.name: getattr(self, each.name) for each in fields(self)}}

@@ -5,22 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from meshwright import catalog
 from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.compare import compare
+from meshwright.run.chaos.record import read_chaos, write_chaos
 from meshwright.run.chaos.supervise import Supervisor, Trial
-from meshwright.run.files import load_design, write_json
+from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
-from meshwright.run.outcome import read_ended
+from meshwright.run.outcome import is_finished
 from meshwright.run.preflight import job_problems
 from meshwright.run.signals import interrupted_by_signals
 from meshwright.spec.chaos import Chaos, Curve
 from meshwright.spec.errors import ConfigError, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.faults import Fault, FaultKind
 from meshwright.spec.paths import expanded
-from meshwright.train.events import Ending
+from meshwright.spec.plan import Design
+from meshwright.train.checkpoint.find import newest
 from meshwright.train.observe.timekeeper import goodput_of
 
 Say = Callable[[str], None]
@@ -31,40 +34,75 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
 
     It is started again whenever it ends as a person would start it again. `against` is a run of the same design that
     nothing is done to, trained after it unless it is there; None compares with nothing. What is found is in
-    `RUN/chaos.json`, what launches said under `RUN/chaos`.
+    `RUN/chaos.json`, what launches said under `RUN/chaos`. A run that has a `chaos.json` is gone on with without
+    `faults`: those that have not come yet still come.
 
     Faults are those that `check_faults` lets pass. Raises ConfigError where `run_dir` holds another run, or `against`
-    does, and where no launch could begin the job on this machine.
+    does, where faults were done to the run before and more are asked for, where the moment of one is over, and where no
+    launch could begin the job on this machine.
     """
     folder, given = expanded(run_dir).absolute(), expanded(plan).absolute()
     if (folder / "design.json").is_file() and given != folder:
         fix = f"meshwright chaos {folder} goes on with it; --run names another directory"
         raise ConfigError(Problem(what="this directory holds a run already", where=str(folder), fix=fix))
+    earlier = read_chaos(folder) if given == folder else None
+    if earlier is not None and faults:
+        fix = "without a fault it goes on with what was asked for then"
+        raise ConfigError(Problem(what="chaos was done to this run before", where=str(folder), fix=fix))
+    _check_moments(folder, faults)
     design = catalog.load_design(given)
     if problems := job_problems(design.job, model_vocab=design.model.vocab):
         raise ConfigError(problems)
+    with interrupted_by_signals():
+        trial = _tried(given, folder, faults, earlier, design=design, say=say)
+        found = _found(folder, trial, plan=design.plan.digest(), curve=earlier.curve if earlier else None, say=say)
+        if against is not None and not trial.gave_up:
+            write_chaos(folder, replace(found, interrupted=True))
+            curve = compare(folder, _undisturbed(folder, expanded(against).absolute(), say=say))
+            found = replace(found, curve=curve)
+        write_chaos(folder, found)
+    return found
+
+
+def _check_moments(run_dir: Path, faults: Sequence[Fault]) -> None:
+    """Raises ConfigError with every fault whose moment is over in the run that is there."""
+    if faults and is_finished(run_dir):
+        fix = "--run names another directory"
+        raise ConfigError(Problem(what="the run is finished, and no fault can come", where=str(run_dir), fix=fix))
+    whole = newest(run_dir / "checkpoints").checkpoint
+    done = 0 if whole is None else whole.step
+    over = [fault for fault in faults if 0 < fault.moment.step <= done]
+    if over:
+        what, fix = f"the run goes on from step {done:,}, and that moment is over", "a later step"
+        raise ConfigError([Problem(what=what, where=f"--{fault}", fix=fix) for fault in over])
+
+
+def _tried(
+    plan: Path, folder: Path, faults: Sequence[Fault], earlier: Chaos | None, *, design: Design, say: Say
+) -> Trial:
+    """What became of the run, which is in its `chaos.json` however this ends."""
+    asked = faults if earlier is None else earlier.missed
     with ExitStack() as stack:
-        stack.enter_context(interrupted_by_signals())
         network = None
-        if any(fault.kind is FaultKind.PARTITION for fault in faults):
+        if any(fault.kind is FaultKind.PARTITION for fault in asked):
             network = Namespace.make()
             stack.callback(network.end)
-        trial = Supervisor(
+        supervisor = Supervisor(
             folder,
-            lambda goes_on: _command(given, folder, goes_on=goes_on),
-            faults,
+            lambda goes_on: _command(plan, folder, goes_on=goes_on),
+            asked,
             design.plan.world_size,
             folder / "chaos",
             say,
             network,
-        ).run()
-    curve = None
-    if against is not None and not trial.gave_up:
-        with interrupted_by_signals():
-            curve = compare(folder, _undisturbed(folder, expanded(against).absolute(), say=say))
-    found = _found(folder, trial, plan=design.plan.digest(), curve=curve, say=say)
-    write_json(folder / "chaos.json", found)
-    return found
+            earlier,
+        )
+        try:
+            return supervisor.settle() if is_finished(folder) else supervisor.run()
+        finally:
+            if (folder / "design.json").is_file():
+                curve = earlier.curve if earlier else None
+                write_chaos(folder, _unread(folder, supervisor.so_far(), plan=design.plan.digest(), curve=curve))
 
 
 def _command(plan: Path, run_dir: Path, *, goes_on: bool) -> list[str]:
@@ -78,8 +116,7 @@ def _undisturbed(run_dir: Path, against: Path, *, say: Say) -> Path:
     if known.is_file() and load_design(known) != load_design(run_dir / "design.json"):
         fix = "--against names another directory; one that is not there is trained"
         raise ConfigError(Problem(what="this run is of another design", where=str(against), fix=fix))
-    ended = read_ended(against) if known.is_file() else None
-    if ended is not None and ended.ending is Ending.FINISHED:
+    if is_finished(against):
         return against
     say(f"training the same design undisturbed in {against}")
     trial = Supervisor(
@@ -104,6 +141,12 @@ def _found(run_dir: Path, trial: Trial, *, plan: str, curve: Curve | None, say: 
         read, problems = audited.read, audited.problems
     except MeshwrightError as error:
         problems = error.problems
+    unread = _unread(run_dir, trial, plan=plan, curve=curve)
+    return replace(unread, goodput=goodput_of(run_dir), read=read, problems=problems, interrupted=False)
+
+
+def _unread(run_dir: Path, trial: Trial, *, plan: str, curve: Curve | None) -> Chaos:
+    """What became of the faults, before anybody looked at what the run lost by them."""
     return Chaos(
         run=str(run_dir),
         plan=plan,
@@ -114,8 +157,9 @@ def _found(run_dir: Path, trial: Trial, *, plan: str, curve: Curve | None, say: 
         undisturbed_seconds=trial.undisturbed_seconds,
         undisturbed_steps=trial.undisturbed_steps,
         gave_up=trial.gave_up,
-        goodput=goodput_of(run_dir),
-        read=read,
-        problems=problems,
+        goodput=None,
+        read=0,
+        problems=(),
         curve=curve,
+        interrupted=True,
     )

@@ -22,6 +22,17 @@ _MOST_WORDS = 300
 _ENDING_SECONDS = 30.0
 
 
+def log_of(logs: Path, number: int) -> Path:
+    """Where what launch `number` says is kept."""
+    return logs / f"launch-{number:03d}.log"
+
+
+def next_number(logs: Path) -> int:
+    """After all launches whose logs are there."""
+    told = (log.stem.removeprefix("launch-") for log in logs.glob("launch-*.log"))
+    return 1 + max((int(number) for number in told if number.isdecimal()), default=0)
+
+
 class Launch:
     """A process that trains, with its output in `log`; used with `with`, after which it has ended."""
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshwright.lab.fabric import Namespace
-from meshwright.run.chaos.launches import Launch
-from meshwright.run.chaos.strike import Scene, Strike, strike
+from meshwright.run.chaos.launches import Launch, log_of, next_number
+from meshwright.run.chaos.strike import Done, Scene, Strike, strike
 from meshwright.run.chaos.watch import Watch
 from meshwright.run.chaos.words import first_named, told_of
-from meshwright.spec.chaos import LaunchEnd, Struck
+from meshwright.spec.chaos import Chaos, LaunchEnd, Struck
 from meshwright.spec.errors import ExitCode
 from meshwright.spec.faults import At, Fault, FaultKind
 from meshwright.spec.goodput import Moment as Marked
@@ -44,7 +44,10 @@ class Trial:
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A fault that the run has not recovered from yet; step `done` was the last of the launch that ended by it."""
+    """A fault that the run has not recovered from yet; step `done` was the last of the launch that ended by it.
+
+    `before` is what was told of it where chaos was ended before the run had recovered.
+    """
 
     fault: Fault
     strike: Strike
@@ -58,6 +61,7 @@ class _Open:
     found: float | None = None
     told: bool = True
     undone: int = 0
+    before: Struck | None = None
 
     @property
     def ends_rank_0(self) -> bool:
@@ -86,7 +90,8 @@ class _Progress:
 class Supervisor:
     """Trains the run in `run_dir`, of `ranks` ranks, with what `command` says, and does `faults` to it.
 
-    Output of launches is kept under `logs`. With a `network` of its own the run is inside it.
+    Output of launches is kept under `logs`, beside that of launches before. With a `network` of its own the run is
+    inside it. It goes on from what became of `earlier` faults to the same run.
     """
 
     run_dir: Path
@@ -96,6 +101,7 @@ class Supervisor:
     logs: Path
     say: Say
     network: Namespace | None = None
+    earlier: Chaos | None = None
     _struck: list[Struck] = field(default_factory=list)
     _ended: list[LaunchEnd] = field(default_factory=list)
     _open: list[_Open] = field(default_factory=list)
@@ -105,56 +111,102 @@ class Supervisor:
     _undisturbed_steps: int = 0
     _looked: float = 0.0
     _began: float = 0.0
+    _gave_up: str = ""
     _clock: Callable[[], float] = field(default_factory=steady_clock)
+
+    def __post_init__(self) -> None:
+        self._pending, self._began = list(self.faults), self._clock()
+        if (earlier := self.earlier) is None:
+            return
+        self._began -= earlier.wall_seconds
+        self._struck = [each for each in earlier.struck if each.recovered]
+        self._ended = list(earlier.launches)
+        self._undisturbed, self._undisturbed_steps = earlier.undisturbed_seconds, earlier.undisturbed_steps
+        self._open = [self._again(each) for each in earlier.struck if not each.recovered]
 
     def run(self) -> Trial:
         """The run has ended: well, or as no start would mend, or in vain `MOST_IN_VAIN` times in a row."""
-        self._pending, self._began = list(self.faults), self._clock()
-        watch, in_vain, gave_up = Watch(self.run_dir, ranks=self.ranks), 0, ""
-        while not gave_up:
+        watch, in_vain = Watch(self.run_dir, ranks=self.ranks), 0
+        while not self._gave_up:
             struck, before = len(self._struck) + len(self._open), self._progress.furthest
             ended = self._launch(watch)
             if ended.exit_code == ExitCode.OK:
                 break
             gained = self._progress.furthest > before or len(self._struck) + len(self._open) > struck
             in_vain = 0 if gained else in_vain + 1
-            gave_up = _why_not_again(ended, in_vain=in_vain)
+            self._gave_up = _why_not_again(ended, in_vain=in_vain)
+        return self.settle()
+
+    def settle(self) -> Trial:
+        """The run has ended, and with it every fault that is open."""
         for each in list(self._open):
-            self._close(each, recovered=not gave_up)
+            self._close(each, recovered=not self._gave_up)
+        return self.so_far()
+
+    def so_far(self) -> Trial:
+        """What became of the run until now; faults that are open are not recovered from."""
+        struck = [*self._struck, *(self._told(each, recovered=False) for each in self._open)]
         return Trial(
-            struck=tuple(sorted(self._struck, key=lambda one: one.at_seconds)),
+            struck=tuple(sorted(struck, key=lambda one: one.at_seconds)),
             missed=tuple(self._pending),
             launches=tuple(self._ended),
             seconds=self._clock() - self._began,
             undisturbed_seconds=self._undisturbed,
             undisturbed_steps=self._undisturbed_steps,
-            gave_up=gave_up,
+            gave_up=self._gave_up,
+        )
+
+    def _again(self, each: Struck) -> _Open:
+        """A fault that the run had not recovered from when chaos was ended; another process trains now."""
+        ended = next((end for end in self._ended if end.number == each.launch), None)
+        return _Open(
+            fault=each.fault,
+            strike=Done(),
+            at=self._began + each.at_seconds,
+            step=each.step,
+            launch=each.launch,
+            process=0,
+            done=each.step,
+            lasts=False,
+            ended=None if each.found_seconds is None else ended,
+            undone=each.undone_steps,
+            before=each,
         )
 
     def _launch(self, watch: Watch) -> LaunchEnd:
-        number = len(self._ended) + 1
+        number = next_number(self.logs)
         enter = () if self.network is None else self.network.enter
         words = [*enter, *self.command((self.run_dir / "design.json").is_file())]
         self._progress = _Progress(furthest=self._progress.furthest)
-        with Launch(words, number=number, log=self.logs / f"launch-{number:03d}.log") as launch:
-            watch.begin(at=launch.began)
-            scene = Scene(watch=watch, launcher=launch.process, network=self.network)
-            try:
-                while launch.runs:
-                    self._look(watch)
-                    self._strike(scene, number)
-                    time.sleep(LOOK_SECONDS)
-                at = self._clock()
-                ended = launch.ended()
-            finally:
-                for each in self._open:
-                    each.strike.lift()
+        launch = Launch(words, number=number, log=log_of(self.logs, number))
+        try:
+            with launch:
+                at = self._watched(launch, watch)
+        except KeyboardInterrupt:
+            if not launch.runs:
+                self._ended.append(launch.ended())
+            raise
+        ended = launch.ended()
         watch.wait_for_the_end()
         self._ended.append(ended)
         self._end_open(ended, at=at)
         if ended.exit_code != ExitCode.OK:
             self.say(f"launch {number} ended: {ended.words}")
         return ended
+
+    def _watched(self, launch: Launch, watch: Watch) -> float:
+        """Faults are done to the launch until it has ended, and when it had."""
+        watch.begin(at=launch.began)
+        scene = Scene(watch=watch, launcher=launch.process, network=self.network)
+        try:
+            while launch.runs:
+                self._look(watch)
+                self._strike(scene, launch.number)
+                time.sleep(LOOK_SECONDS)
+            return self._clock()
+        finally:
+            for each in self._open:
+                each.strike.lift()
 
     def _end_open(self, ended: LaunchEnd, *, at: float) -> None:
         """The launch has ended by faults that are open; what it said is of those that it fits."""
@@ -199,28 +251,33 @@ class Supervisor:
         return progress.step >= max(each.step, progress.first) + 2
 
     def _close(self, each: _Open, *, recovered: bool) -> None:
-        now = self._clock()
         self._open.remove(each)
+        struck = self._told(each, recovered=recovered)
+        self._struck.append(struck)
+        if struck.back_seconds is not None:
+            undone = f"{struck.undone_steps} steps done again"
+            self.say(f"{each.fault}: trains again after {struck.back_seconds:.1f} s, {undone}")
+
+    def _told(self, each: _Open, *, recovered: bool) -> Struck:
         again = each.ended is not None and each.ended.exit_code != ExitCode.OK
         undone = each.undone + (max(0, each.done - self._started_at()) if again and recovered else 0)
+        back = self._clock() - each.at if recovered else None
+        if each.before is not None:
+            return replace(each.before, recovered=recovered, back_seconds=back, undone_steps=undone)
         named = first_named(each.fault, incidents_of(self.run_dir), at=each.at)
         words = each.ended.words if again and each.told and each.ended is not None else ""
-        self._struck.append(
-            Struck(
-                fault=each.fault,
-                at_seconds=each.at - self._began,
-                step=each.step,
-                launch=each.launch,
-                recovered=recovered,
-                back_seconds=now - each.at if recovered else None,
-                found_seconds=each.found if again else None,
-                words=words or (named.what if named is not None and not again else ""),
-                undone_steps=undone,
-                named_seconds=None if named is None else max(0.0, named.at - each.at),
-            )
+        return Struck(
+            fault=each.fault,
+            at_seconds=each.at - self._began,
+            step=each.step,
+            launch=each.launch,
+            recovered=recovered,
+            back_seconds=back,
+            found_seconds=each.found if again else None,
+            words=words or (named.what if named is not None and not again else ""),
+            undone_steps=undone,
+            named_seconds=None if named is None else max(0.0, named.at - each.at),
         )
-        if recovered:
-            self.say(f"{each.fault}: trains again after {now - each.at:.1f} s, {undone} steps done again")
 
     def _started_at(self) -> int:
         """The step that the newest launch went on from."""

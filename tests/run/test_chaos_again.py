@@ -1,0 +1,153 @@
+"""Chaos that was interrupted goes on: nothing that it did, or that launches said, is lost."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.report import terminal_chaos
+from meshwright.run.chaos.chaos import chaos
+from meshwright.run.chaos.record import read_chaos
+from meshwright.run.chaos.supervise import Supervisor
+from meshwright.run.files import read_json, write_json
+from meshwright.run.outcome import Ended, ended_path
+from meshwright.spec.chaos import Chaos, LaunchEnd, Struck
+from meshwright.spec.errors import ConfigError, ExitCode
+from meshwright.spec.faults import FaultKind, read_fault
+from meshwright.train.events import Ending
+from tests.run import fake_run
+from tests.run.runs import BATCH, design
+from tests.support.designs import Layout
+
+
+def quiet(line: str) -> None:
+    """Nobody watches a test."""
+
+
+def _run_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory whose launches are those of the fake run."""
+    run = tmp_path / "run"
+    run.mkdir()
+    write_json(run / "design.json", design(tmp_path, Layout(batch=BATCH, replicate=2), steps=fake_run.STEPS))
+    command = [sys.executable, fake_run.__file__, str(run)]
+    monkeypatch.setattr("meshwright.run.chaos.chaos._command", lambda *_, **_goes_on: command)
+    return run
+
+
+def _finished(run: Path) -> None:
+    steps = fake_run.STEPS
+    write_json(ended_path(run), Ended(ending=Ending.FINISHED, step=steps, total_steps=steps, tokens=1, seconds=1.0))
+
+
+def test_chaos_that_was_interrupted_goes_on_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted as the second fault is done, then in the comparison, which the third one makes."""
+    run, still = _run_without_torch(tmp_path, monkeypatch), tmp_path / "still"
+    faults = [read_fault(FaultKind.KILL, f"rank=1@step={step}") for step in (8, 20, 36)]
+
+    def interrupt(line: str) -> None:
+        if line.endswith(str(faults[1])):
+            raise KeyboardInterrupt
+
+    def interrupted(run_dir: Path, _against: Path, **_: object) -> Path:
+        _finished(run_dir)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chaos(run, run_dir=run, faults=faults, against=still, say=interrupt)
+    kept = read_chaos(run)
+    assert kept is not None
+    assert [(each.fault, each.recovered) for each in kept.struck] == [(faults[0], True), (faults[1], False)]
+    assert kept.missed == (faults[2],)
+    assert (kept.interrupted, kept.is_sound) == (True, False)
+    with pytest.raises(ConfigError, match="chaos was done to this run before"):
+        chaos(run, run_dir=run, faults=faults, against=None, say=quiet)
+    monkeypatch.setattr("meshwright.run.chaos.chaos._undisturbed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        chaos(run, run_dir=run, faults=(), against=still, say=quiet)
+    kept = read_chaos(run)
+    assert kept is not None
+    assert [(each.fault, each.recovered) for each in kept.struck] == [(fault, True) for fault in faults]
+    assert (kept.struck[1].launch, kept.missed, kept.interrupted) == (2, (), True)
+    logs = [log.name for log in sorted((run / "chaos").iterdir())]
+    assert logs == [f"launch-{each.number:03d}.log" for each in kept.launches] == _logs(4)
+    monkeypatch.setattr("meshwright.run.chaos.chaos._undisturbed", lambda run_dir, _against, **_: run_dir)
+    told = chaos(run, run_dir=run, faults=(), against=still, say=quiet)
+    assert (told.struck, told.launches, told.interrupted) == (kept.struck, kept.launches, False)
+    assert told.curve is not None
+    assert told == read_chaos(run)
+    assert read_json(run / "chaos.json")["sound"] is told.is_sound
+
+
+def _logs(many: int) -> list[str]:
+    return [f"launch-{number:03d}.log" for number in range(1, many + 1)]
+
+
+def test_what_launches_of_before_said_is_kept(tmp_path: Path) -> None:
+    logs = tmp_path / "run" / "chaos"
+    logs.mkdir(parents=True)
+    (logs / "launch-007.log").write_text("said before")
+    command = [sys.executable, fake_run.__file__, str(tmp_path / "run")]
+    trial = Supervisor(tmp_path / "run", lambda _goes_on: command, (), 2, logs, quiet).run()
+    assert [each.number for each in trial.launches] == [8]
+    assert (logs / "launch-007.log").read_text() == "said before"
+    assert (logs / "launch-008.log").is_file()
+
+
+def test_faults_whose_moment_is_over_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = _run_without_torch(tmp_path, monkeypatch)
+    whole = SimpleNamespace(checkpoint=SimpleNamespace(step=20))
+    monkeypatch.setattr("meshwright.run.chaos.chaos.newest", lambda _directory: whole)
+    asked = ["chaos", str(run), "--no-reference", "--kill", "rank=1@step=20", "--hang", "@save,step=8"]
+    assert main([*asked, "--preempt", "@step=21"]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    for fault in ("kill rank=1@step=20", "hang rank=0@save,step=8"):
+        assert f"--{fault}: the run goes on from step 20, and that moment is over; a later step" in told
+    assert "preempt" not in told
+    _finished(run)
+    for late in ("@step=45", "@seconds=1"):
+        assert main(["chaos", str(run), "--kill", late]) == ExitCode.USAGE
+        assert "the run is finished, and no fault can come" in capsys.readouterr().err
+    assert not (run / "chaos").exists()
+
+
+def test_what_is_of_a_simulated_fleet_is_refused_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json"
+    write_json(plan, design(tmp_path, steps=4))
+    asked = ["chaos", str(plan), "--run", str(tmp_path / "run"), "--faults", "1"]
+    fleet = {"--devices": "100", "--days": "54", "--spares": "0", "--repair-hours": "24"}
+    assert main([*asked, *(word for pair in fleet.items() for word in pair)]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    for option in fleet:
+        assert f"{option}: is of a simulated fleet; leave it out, or simulate a fleet with --simulate" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_fault_is_told_as_one() -> None:
+    struck = Struck(fault=read_fault(FaultKind.KILL, "@step=3"), at_seconds=1.0, step=3, launch=1, recovered=True)
+    ends = tuple(LaunchEnd(number=number, seconds=1.0, exit_code=0, words="") for number in (1, 2))
+    found = Chaos(
+        run="run",
+        plan="",
+        struck=(struck,),
+        missed=(),
+        launches=ends,
+        wall_seconds=1.0,
+        undisturbed_seconds=1.0,
+        undisturbed_steps=1,
+        gave_up="",
+        goodput=None,
+        read=8,
+        problems=(),
+        curve=None,
+    )
+    heading = next(iter(terminal_chaos.chaos(found)))
+    assert "1 fault in run, 2 launches" in str(heading)
+    assert terminal_chaos.verdicts(found)[0] == "1 of 1 fault was recovered from"
+    assert terminal_chaos.verdicts(replace(found, struck=(struck, struck)))[0] == "2 of 2 faults were recovered from"
