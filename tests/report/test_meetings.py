@@ -100,7 +100,9 @@ def test_the_choice_and_what_every_other_way_would_take_and_cost_in_loss_are_a_t
         words = "in every step" if way.kind is SyncKind.EVERY_STEP and not way.compression else way.words
         assert way.words == own.words or seconds[words] == way.step_seconds
     assert first.loss is not None
-    losses = [line for line in found.sentences if line.startswith("Loss above that of every step, after as many tokens: ")]
+    losses = [
+        line for line in found.sentences if line.startswith("Loss above that of every step, after as many tokens: ")
+    ]
     assert len(losses) == 1
     assert re.search(r"[ :]streaming [+-]\d\.\d{3} nats[ ,].*\(.*; .+\)\.$", losses[0])
 
