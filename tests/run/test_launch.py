@@ -53,12 +53,13 @@ while act == "hang" and time.time() < end:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What pretends to be a worker. Tests that nohup started ignore what is sent here."""
+    """What pretends to be a worker. Tests that nohup or a shell in the background started ignore what is sent here."""
     (tmp_path / "pretend_worker.py").write_text(WORKER)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
     yield "pretend_worker"
-    signal.signal(signal.SIGHUP, before)
+    for number, former in before.items():
+        signal.signal(number, former)
 
 
 def start(tmp_path: Path, module: str, act: str, said: list[str] | None = None) -> Launched:
