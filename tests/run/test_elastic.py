@@ -266,7 +266,8 @@ def test_one_that_stops_as_it_is_taken_in_is_ended_and_so_is_one_whose_others_ar
     _, forming, _, alone = incidents_of(run)
     for lost, rank, since in ((forming, 2, done[0]), (alone, 1, done[1])):
         assert lost.ranks == (rank,)
-        assert lost.what.startswith(f"rank {rank} was stopped for 4")
+        # The replacement may be through with forming by the time that it stops: others then wait for it in a step.
+        assert lost.what.startswith((f"rank {rank} was stopped for 4", f"rank {rank} did not come to where"))
         assert lost.at - since < patience + 3.0  # less than one of them on an idle machine
     assert epochs(run)[3]["why"] == forming.what
 
