@@ -8,7 +8,8 @@ from meshwright.spec.json_text import parse_json
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": "\\ud83d\\ude00"}', '{"a": "\U0001f600"}', '{"a": "\\\\ud800"}', b'{"a": "\\u00e9"}']
+    "text",
+    ['{"a": "\\ud83d\\ude00"}', '{"a": "\U0001f600"}', '{"a": "\\\\ud800"}', b'{"a": "\\u00e9"}', '{"a": "x\\udcff"}'],
 )
 def test_whole_characters_are_taken(text: str | bytes) -> None:
     assert list(parse_json(text)) == ["a"]

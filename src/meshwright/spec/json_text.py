@@ -34,11 +34,12 @@ def parse_json(text: str | bytes, *, pairs: Pairs | None = None, halves: bool = 
 
 
 def has_half(value: Any, *, text: str) -> bool:
-    """Whether `text`, which says `value`, has half of a character in it."""
+    """Whether `text`, which says `value`, has half of a character in it; those that Python has for bytes of a file's
+    name that are no UTF-8 are none."""
     if not _HALF.search(text):
         return False
     try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode(errors="surrogateescape")
     except UnicodeEncodeError:
         return True
     return False
