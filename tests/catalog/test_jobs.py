@@ -325,3 +325,11 @@ def test_a_precision_that_is_fixed_is_no_default() -> None:
     found = job_origins(catalog.load_job(None, sets=sets), None, sets=sets)
     assert "precision" not in found.defaults
     assert found.asked["constraints.fix.precision"] == "fp8"
+
+
+def test_a_name_that_toml_cannot_hold_is_refused_and_json_holds_it(tmp_path: Path) -> None:
+    job = replace(catalog.load_job(None), start=f"{tmp_path}/run-\udcff")
+    with pytest.raises(ConfigError, match="TOML cannot hold this"):
+        catalog.save(job, tmp_path / "job.toml")
+    catalog.save(job, tmp_path / "job.json")
+    assert catalog.load_job(tmp_path / "job.json") == job

@@ -10,16 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.spec import codec
+from meshwright.spec.errors import ConfigError, Problem
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def save(value: Any, path: str | Path) -> None:
-    """Write a spec to `path`, as TOML when it ends in .toml and as JSON otherwise; the same spec loads from it."""
+    """Write a spec to `path`, as TOML when it ends in .toml and as JSON otherwise; the same spec loads from it.
+
+    Raises ConfigError where TOML cannot hold it: bytes of a file's name that are no UTF-8.
+    """
     file = Path(path)
     toml = file.suffix.lower() == ".toml"
     text = dump_toml(value) if toml else json.dumps(codec.encode(value), indent=1) + "\n"
-    file.write_text(text, encoding="utf-8", errors="replace")
+    try:
+        content = text.encode()
+    except UnicodeEncodeError as error:
+        why = f"a name in it holds bytes that are no UTF-8: {error.object[error.start]!r}"
+        fix = "name a file that ends in .json"
+        raise ConfigError(Problem(what="TOML cannot hold this", where=str(file), why=why, fix=fix)) from None
+    file.write_bytes(content)
 
 
 def dump_toml(value: Any, *, comments: Mapping[str, str] | None = None) -> str:
