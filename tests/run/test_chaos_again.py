@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from meshwright.report import terminal_chaos
 from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.record import read_chaos
 from meshwright.run.chaos.supervise import Supervisor
+from meshwright.run.claim import claimed
 from meshwright.run.files import read_json, write_json
 from meshwright.run.outcome import Ended, ended_path
 from meshwright.spec.chaos import Chaos, LaunchEnd, Struck
@@ -127,6 +129,27 @@ def test_what_is_of_a_simulated_fleet_is_refused_of_a_run(tmp_path: Path, capsys
     for option in fleet:
         assert f"{option}: is of a simulated fleet; leave it out, or simulate a fleet with --simulate" in told
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_of_a_run_is_refused_of_a_simulated_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = tmp_path / "plan.json"
+    write_json(plan, design(tmp_path, steps=4))
+    trained = {"--run": str(tmp_path / "run"), "--every": "5", "--against": str(tmp_path / "other")}
+    asked = ["chaos", str(plan), "--simulate", *(word for pair in trained.items() for word in pair)]
+    assert main([*asked, "--no-reference"]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    for option in (*trained, "--reference"):
+        assert f"{option}: is of a run that is trained; leave it out, or --simulate" in told
+
+
+def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    write_json(run / "design.json", design(tmp_path, steps=4))
+    with claimed(run):
+        assert main(["chaos", str(run), "--kill", "@step=2"]) == ExitCode.USAGE
+    assert f"goes on already (process {os.getpid()} on " in capsys.readouterr().err
+    assert {path.name for path in run.iterdir()} == {"design.json", "claim-0"}
 
 
 def test_one_fault_is_told_as_one() -> None:

@@ -30,15 +30,18 @@ def chaos(
     partition: Annotated[Many, typer.Option("--partition", help=f"seconds=5@step=40; needs root. {_WHEN}")] = None,
     preempt: Annotated[Many, typer.Option("--preempt", help=f"SIGTERM: @seconds=30, or @start. {_WHEN}")] = None,
     faults: Annotated[int, typer.Option("--faults", min=0, help="So many random faults more.")] = 0,
-    every: Annotated[float, typer.Option("--every", help="Mean seconds of training between random faults.")] = 10.0,
+    every: Annotated[
+        float | None, typer.Option("--every", help="Mean seconds of training between random faults. [default: 10]")
+    ] = None,
     mix: Annotated[str, typer.Option("--mix", help="Which faults are random: llama3 or even.")] = "llama3",
     seed: Annotated[int, typer.Option("--seed", help="The same seed draws the same faults.")] = 0,
     against: Annotated[
         Path | None, typer.Option("--against", help="The undisturbed run. [default: RUN-undisturbed]")
     ] = None,
     reference: Annotated[
-        bool, typer.Option("--reference/--no-reference", help="Whether to compare with an undisturbed run.")
-    ] = True,
+        bool | None,
+        typer.Option("--reference/--no-reference", help="Compare with an undisturbed run. [default: reference]"),
+    ] = None,
     simulate: Annotated[bool, typer.Option("--simulate", help="Run nothing: simulate a fleet under the mix.")] = False,
     devices: Annotated[int | None, typer.Option("--devices", help="Simulated devices. [default: the plan's]")] = None,
     days: Annotated[float | None, typer.Option("--days", help="Simulated days. [default: 54]")] = None,
@@ -53,15 +56,16 @@ def chaos(
     from meshwright.spec.faults import FaultKind
 
     said = dict(zip(FaultKind, (kill, hang, slow, corrupt, disk_full, partition, preempt), strict=True))
-    drawn = _Drawn(faults=faults, every_seconds=every, mix=mix, seed=seed)
+    drawn = _Drawn(faults=faults, every_seconds=10.0 if every is None else every, mix=mix, seed=seed)
     if simulate:
         _refuse_faults(said, faults)
+        _refuse_training({"--run": run, "--every": every, "--against": against, "--reference": reference})
         _show_fleet(
             _foresee(plan, drawn, devices=devices, days=days, spares=spares, hours=repair_hours), as_json=as_json
         )
         return int(ExitCode.OK)
     _refuse_fleet({"--devices": devices, "--days": days, "--spares": spares, "--repair-hours": repair_hours})
-    found = _train(plan, run, said, drawn, against=against, reference=reference)
+    found = _train(plan, run, said, drawn, against=against, reference=reference is not False)
     _show(found, as_json=as_json)
     return int(ExitCode.OK if found.is_sound else ExitCode.NO_PLAN)
 
@@ -156,12 +160,20 @@ def _refuse_faults(said: Mapping[FaultKind, Many], faults: int) -> None:
         raise ConfigError(Problem(what="a simulation is of a mix, not of faults one by one", fix=fix))
 
 
-def _refuse_fleet(said: Mapping[str, float | None]) -> None:
+def _refuse_training(said: Mapping[str, object]) -> None:
+    _refuse(said, what="is of a run that is trained", fix="leave it out, or --simulate")
+
+
+def _refuse_fleet(said: Mapping[str, object]) -> None:
+    _refuse(said, what="is of a simulated fleet", fix="leave it out, or simulate a fleet with --simulate")
+
+
+def _refuse(said: Mapping[str, object], *, what: str, fix: str) -> None:
+    """Raises ConfigError with every option that was given."""
     from meshwright.spec.errors import ConfigError, Problem
 
-    fix = "leave it out, or simulate a fleet with --simulate"
     if given := [option for option, value in said.items() if value is not None]:
-        raise ConfigError([Problem(what="is of a simulated fleet", where=option, fix=fix) for option in given])
+        raise ConfigError([Problem(what=what, where=option, fix=fix) for option in given])
 
 
 def _foresee(

@@ -41,6 +41,13 @@ def claimed(run_dir: Path, *, node: int = 0) -> Iterator[None]:
         yield
 
 
+def check_free(run_dir: Path) -> None:
+    """Raises ConfigError, which names its process, where a launch of node 0 claims `run_dir`."""
+    if (run_dir / "claim-0").is_file():
+        with claimed(run_dir):
+            return
+
+
 def _taken(path: Path) -> Problem:
     with path.open(encoding="utf-8", errors="replace") as stream:
         who = stream.read(200).strip() or "another process"

@@ -13,6 +13,7 @@ from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.compare import compare
 from meshwright.run.chaos.record import read_chaos, write_chaos
 from meshwright.run.chaos.supervise import Supervisor, Trial
+from meshwright.run.claim import check_free
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import is_finished
@@ -38,13 +39,14 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
     `faults`: those that have not come yet still come.
 
     Faults are those that `check_faults` lets pass. Raises ConfigError where `run_dir` holds another run, or `against`
-    does, where faults were done to the run before and more are asked for, where the moment of one is over, and where no
-    launch could begin the job on this machine.
+    does, where the run goes on already, where faults were done to it before and more are asked for, where the moment of
+    one is over, and where no launch could begin the job on this machine.
     """
     folder, given = expanded(run_dir).absolute(), expanded(plan).absolute()
     if (folder / "design.json").is_file() and given != folder:
         fix = f"meshwright chaos {folder} goes on with it; --run names another directory"
         raise ConfigError(Problem(what="this directory holds a run already", where=str(folder), fix=fix))
+    check_free(folder)
     earlier = read_chaos(folder) if given == folder else None
     if earlier is not None and faults:
         fix = "without a fault it goes on with what was asked for then"
