@@ -5,13 +5,14 @@ BIN := .venv/bin
 # Hundreds of interpreters start in the tests: what they read is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-full fuzz check types laws docs
+.PHONY: help setup demo test test-full pages fuzz check types laws docs
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo        the whole journey on this machine: plan, predict, train, compare, look"
 	@echo "make test        style, types and every test that a change must pass"
-	@echo "make test-full   the same with the slow tests"
+	@echo "make pages       every command of the README and the docs, run; a change must pass it too"
+	@echo "make test-full   all tests, the slow ones and those of pages too"
 	@echo "make fuzz        a million broken inputs, no two alike; most of an hour on two idle cores"
 	@echo "make check       style, types and the laws of the house; no processes started"
 	@echo "make bench-NAME  one benchmark of benchmarks/ (a table target | measured; raw JSON kept)"
@@ -40,7 +41,10 @@ laws:
 
 # Tests wait about as long as they compute: three at a time keep two cores busy.
 test: check
-	@$(BIN)/python -m pytest -m "not slow and not gpu" --durations=30 -n 3 --dist worksteal --ignore tests/test_architecture.py
+	@$(BIN)/python -m pytest -m "not slow and not pages and not gpu" --durations=30 -n 3 --dist worksteal --ignore tests/test_architecture.py
+
+pages: setup
+	@$(BIN)/python -m pytest -m pages --durations=30 -n 3 --dist worksteal tests/docs
 
 test-full: check
 	@$(BIN)/python -m pytest -m "not gpu" --hypothesis-profile searching --ignore tests/test_architecture.py

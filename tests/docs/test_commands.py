@@ -1,4 +1,4 @@
-"""Every command of the README and the docs runs.
+"""Every command of the README and the docs runs: `make pages`.
 
 A fenced block marked `console` is a session: its lines that begin with `$ ` run one after another, in one directory
 per page, with the project's `examples/` beside them. A block marked `text` is for reading only. Every line of the
@@ -44,6 +44,7 @@ def run(command: Sequence[str], *, cwd: Path, page: Path) -> None:
     assert code == 0, f"{shlex.join(command)}\n{printed[-4000:]}"
 
 
+@pytest.mark.pages
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.stem)
 def test_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:

@@ -186,6 +186,8 @@ def failure_of(design: Design, run_dir: Path, *, predicted: Report, launched: La
     failures = failure.read(launched.failures, ended=launched.ended)
     if launched.asked_to_stop and failure.are_asked(failures):
         return _asked_too_early(run_dir)
+    if not run_dir.is_dir():
+        return _moved_away(run_dir)
     seen = {rank: last_seen(run_dir, rank) for rank in launched.failures}
     found = (*inquest(run_dir).sentences, *stood_in(run_dir, [each.rank for each in launched.stood]))
     return failure.told(
@@ -205,6 +207,14 @@ def _asked_too_early(run_dir: Path) -> WorkerFailed:
     what, fix = "it was asked to stop before it had begun to train, and saved nothing new", "--resume goes on"
     error = WorkerFailed(Problem(what=what, where=str(run_dir), fix=fix))
     error.exit_code = ExitCode.SAVED
+    return error
+
+
+def _moved_away(run_dir: Path) -> WorkerFailed:
+    """Nothing more could be written, nor why."""
+    fix = "put it back, and --resume goes on; or --resume with --run and where it is now"
+    error = WorkerFailed(Problem(what="the directory of the run is gone", where=str(run_dir), fix=fix))
+    error.exit_code = ExitCode.ENVIRONMENT
     return error
 
 

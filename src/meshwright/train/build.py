@@ -29,6 +29,7 @@ from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
 from meshwright.train.inquiries import Inquiries
 from meshwright.train.interval import SaveForGoodput, predicted_costs, with_failures
+from meshwright.train.moved_away import MovedAway
 from meshwright.train.observe import trackers
 from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.console import Console
@@ -241,10 +242,17 @@ def _reactors(
         *_watching(run, place=place),
         EvaluateEvery(steps=job.evaluation.every_steps),
         _saving(run, place=place, predicted=predicted, saved=saved),
+        *_keeping(run, place=place),
         *run.techniques,
         EndAt(total_steps=job.total_steps, pause_at=pause_at),
         *(() if membership is None else (_copying(membership, steps=job.elastic.copies_every),)),
     )
+
+
+def _keeping(run: Run, *, place: Place) -> Iterator[Reactor]:
+    """On rank 0, whose answers are files and lines alone."""
+    if place.rank == 0 and place.replicas is None:
+        yield MovedAway(place.run_dir, design=run.design)
 
 
 def _copying(membership: Membership, *, steps: int) -> KeepCopies:
