@@ -197,7 +197,7 @@ def _step_of(checkpoint: Checkpoint | None) -> int | None:
 
 def _say_skipped(observer: Observer, skipped: Sequence[Problem], *, begins: bool) -> None:
     for problem in skipped:
-        observer.say(f"a checkpoint is passed over: {problem}")
+        observer.say(f"a checkpoint is passed over: {replace(problem, fix='')}")
     if begins and skipped:
         observer.say("no checkpoint is complete; the run begins again at step 0")
 
