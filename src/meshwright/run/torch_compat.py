@@ -1,5 +1,5 @@
-"""Private torch that the worker needs: how long groups wait, which collective a rank entered last, and a group that is
-alone."""
+"""Private torch that the worker needs: how long groups wait, and take to be formed, which collective a rank entered
+last, and a group that is alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d
+from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import _disable_current_modes
 
 from meshwright.parallel.torch_compat import forget_layouts
 
+_TRIES = 5
 _KEPT = "256"  # collectives that torch's flight recorder remembers
 
 
@@ -44,6 +47,27 @@ def limit_waits(timeout: timedelta, *, but: str) -> None:
     for group in list(_world.pg_map):
         if group.group_desc != but:
             _set_pg_timeout(timeout, group)
+
+
+@contextmanager
+def formed_within(timeout: timedelta) -> Iterator[None]:
+    """Inside, a group over gloo whose ranks do not all connect fails after `timeout`; its collectives wait as long as
+    they would.
+
+    gloo tries `_TRIES` times to connect, each for as long as a collective of the group may take: with torch's half an
+    hour a rank that is lost meanwhile would hold up the others for hours.
+    """
+    form = distributed_c10d._new_process_group_helper
+
+    def soon(*asked: Any, timeout: timedelta, **options: Any) -> Any:
+        group, store = form(*asked, timeout=min(timeout, each), **options)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            _set_pg_timeout(timeout, group)
+        return group, store
+
+    each = timeout / _TRIES
+    with mock.patch.object(distributed_c10d, "_new_process_group_helper", soon):
+        yield
 
 
 def forget_groups() -> None:

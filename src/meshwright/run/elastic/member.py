@@ -37,7 +37,7 @@ from meshwright.run.files import load_design
 from meshwright.run.last_words import LastWords
 from meshwright.run.machine import cache_root
 from meshwright.run.rank import StopRequest, end_with_launcher, finish, join, settle
-from meshwright.run.torch_compat import forget_groups, limit_waits
+from meshwright.run.torch_compat import forget_groups, formed_within, limit_waits
 from meshwright.run.waiting import Waiting, waiting_of
 from meshwright.spec.errors import WorkerFailed
 from meshwright.spec.plan import Design, Plan
@@ -52,6 +52,8 @@ from meshwright.train.observe.listening import listening
 from meshwright.train.observe.timekeeper import first_line
 from meshwright.train.observe.whereabouts import Marker, Section
 from meshwright.train.run import Run
+
+_FORMING_SECONDS = 25.0  # at the least, for a group to be formed: slower than that no rank is that lives
 
 
 def train_as_member(
@@ -184,10 +186,11 @@ class _Member:
         marker, words, runs = Marker(self.run_dir, rank=rank), LastWords(self.run_dir, rank=rank), list[Run]()
         error, waiting = "", None
         try:
-            place = self._place(design, rank=rank, screen=screen, marker=marker, store=lines.store)
-            if self._run(design, place=place, epoch=epoch, runs=runs):
-                words.unneeded()
-                return None
+            with formed_within(timedelta(seconds=max(design.job.peer_timeout_seconds, _FORMING_SECONDS))):
+                place = self._place(design, rank=rank, screen=screen, marker=marker, store=lines.store)
+                if self._run(design, place=place, epoch=epoch, runs=runs):
+                    words.unneeded()
+                    return None
         except Exception as caught:
             # Connections that were shut down for a loss fail in more words than those of one.
             broken = isinstance(caught, RuntimeError) and self.board.is_broken(epoch.number)
