@@ -57,7 +57,7 @@ def formed_within(timeout: timedelta) -> Iterator[None]:
     gloo tries `_TRIES` times to connect, each for as long as a collective of the group may take: with torch's half an
     hour a rank that is lost meanwhile would hold up the others for hours.
     """
-    form = distributed_c10d._new_process_group_helper
+    form: Any = distributed_c10d._new_process_group_helper
 
     def soon(*asked: Any, timeout: timedelta, **options: Any) -> Any:
         group, store = form(*asked, timeout=min(timeout, each), **options)
