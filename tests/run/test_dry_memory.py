@@ -168,6 +168,23 @@ def by_document() -> Design:
     return replace(found, job=replace(found.job, data=replace(found.job.data, document_mask=True)))
 
 
+# Masks of documents, which kernels take with as many keys as queries.
+DOCUMENTS = {
+    "documents": Layout(batch=2),
+    "documents under tensor": Layout(tensor=2, sequence_parallel=True, microbatch=2, batch=4),
+    "documents, scores computed again": Layout(recompute=Recompute.SELECTIVE, batch=2),
+    "documents, computed again": Layout(recompute=Recompute.FULL, batch=2),
+    "documents and zero3": Layout(shard=4, sharding=Sharding.PARAMETERS, recompute=Recompute.SELECTIVE, batch=8),
+    "documents of halves of backwards": Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4),
+    "documents over context ranks": Layout(context=2, batch=2),
+}
+
+
+def documents(name: str) -> Design:
+    found = asked(DENSE, DOCUMENTS[name])
+    return replace(found, job=replace(found.job, data=replace(found.job.data, document_mask=True)))
+
+
 def short(name: str) -> Design:
     """Six layers at a sequence of 128 tokens."""
     return asked(DENSE, SHORT[name], length=128, layers=6)
@@ -296,10 +313,16 @@ def test_peaks_are_predicted() -> None:
             **uneven(),
             **few_heads(),
             **away(AWAY),
+            "documents": documents("documents"),
             ONE_LAYER_STAGES: short(ONE_LAYER_STAGES),
             first: unlike(first),
         }
     )
+
+
+@pytest.mark.slow
+def test_peaks_under_masks_of_documents_are_too() -> None:
+    hold({name: documents(name) for name in DOCUMENTS})
 
 
 @pytest.mark.slow

@@ -34,6 +34,8 @@ SCHEDULES = {
     "interleaved": Layout(pipeline=2, kind=ScheduleKind.INTERLEAVED, chunks=2, batch=4),
     "halves": Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4),
     "halves of twice as many": Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H2, batch=4),
+    "halves down and up": Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_V, chunks=2, batch=8),
+    "two ways down and up": Layout(pipeline=2, kind=ScheduleKind.DUAL_PIPE_V, chunks=2, batch=8),
 }
 # On two ranks, so that one group of processes runs them all.
 QUICK = (

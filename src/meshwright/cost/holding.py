@@ -16,12 +16,14 @@ from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
 from meshwright.schedule import written
+from meshwright.schedule.build import V_SHAPES
 from meshwright.spec.model import Head, Layer, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
+_V_SHAPES = [SCHEDULES.index(kind) for kind in V_SHAPES]
 _PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
 _SUMS = ("one_kept", "whole", "made", "stays", "added", "layers")
 _ONES = (
@@ -146,7 +148,8 @@ class Moment:
 @dataclass(frozen=True, kw_only=True)
 class Holdings:
     """Where what stages hold is read: the blocks' bytes, `hidden` of a microbatch's residual stream, and of what the
-    layers of a stage share in a pass what is `shared` until its backward where there is a layer of a kind.
+    layers of a stage share in a pass what is `shared` until its backward where there is a layer of a kind. A rank that
+    `turns` has two stages of which one hands its features to the other, (rows, ranks).
 
     Where operators run one by one (`eager`), stages keep what they send, and halves of backwards only what they read.
     """
@@ -157,6 +160,7 @@ class Holdings:
     model: ModelSpec
     hidden: FloatArray
     shared: Sequence[FloatArray]
+    turns: BoolArray
     eager: bool
 
     @cached_property
@@ -277,7 +281,8 @@ class Holdings:
     def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray]:
         """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for; and in the
         earlier half of a split backward, before which no room is made."""
-        receives, hidden = self._receives(counts), _chosen(self.hidden, rows)
+        turns, hidden = self.turns if rows is None else self.turns[rows], _chosen(self.hidden, rows)
+        receives = self._receives(counts) - (turns & (counts[..., -1] > 1.0))
         sent = receives * _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
         return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * sent)
 
@@ -325,6 +330,12 @@ def in_turns(table: PlanTable) -> BoolArray:
     """Rows whose ranks have several stages that end one after another, the last one first, shape (rows,)."""
     told = np.array([bool(layout.table) and layout.loops for layout in table.layouts])[table.layout]
     return np.asarray((table.chunks > 1) & (np.isin(table.schedule, _TURNS) | told))
+
+
+def turns(shape: Shape) -> BoolArray:
+    """Ranks at the bottom of a V, shape (rows, ranks)."""
+    shaped = np.isin(shape.schedule, _V_SHAPES)[:, None]
+    return np.asarray(shaped & (shape.rank == shape.pipeline[:, None] - 1.0))
 
 
 def splits(table: PlanTable) -> BoolArray:

@@ -111,8 +111,10 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
         inside = _written_out(mixer, heads, query, sizes)
     else:
         mask = _mask_copy(mixer, sizes)
+        # Kernels that take masks take as many keys as queries, on accelerators.
+        given = read if mask is None or sizes.processor else 3.0 * query
         inside = _fused_core(
-            read=query + 2.0 * held, written=query, heads=heads, inputs=read, sizes=sizes, flash=mask is None
+            read=query + 2.0 * held, written=query, heads=heads, inputs=given, sizes=sizes, flash=mask is None
         )
         inside = inside if mask is None else inside + mask
     met = held * traded_copies(key_heads, sizes)

@@ -14,7 +14,7 @@ from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.extents import Extent, by_extent
 from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
-from meshwright.cost.holding import Holdings, collect, in_turns
+from meshwright.cost.holding import Holdings, collect, in_turns, turns
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
@@ -105,6 +105,7 @@ def _at(
         model=model,
         hidden=_hidden_bytes(table, model=model, job=job),
         shared=shared_bytes(table, arrays=arrays, model=model, job=job, device=device, software=features),
+        turns=turns(shape),
         eager=features.eager,
     )
     fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)

@@ -79,6 +79,10 @@ class AttentionCore(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool = True) -> Tensor:
         causal, grouped = causal and mask is None and q.shape[2] > 1, q.shape[1] != k.shape[1]
+        if grouped and mask is not None and q.device.type != "cpu":
+            # Of torch's fused kernels only cuDNN's, which few devices prefer, takes a mask and fewer keys than queries
+            # (2.11 to 2.13): without one all scores would be written out.
+            k, v, grouped = *(x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v)), False
         given = q.dtype
         if q.device.type == "cpu" and q.itemsize < 4 and k.shape[2] <= WIDE_LENGTH:
             q, k, v = q.float(), k.float(), v.float()

@@ -120,12 +120,14 @@ def fused_layer_norm(x: Tensor, _shape: tuple[int, ...], weight: Tensor, bias: T
 def fused_attention(
     q: Tensor, k: Tensor, v: Tensor, *, attn_mask: Tensor | None, is_causal: bool, scale: float, enable_gqa: bool
 ) -> Tensor:
-    """Flash attention where it can; it takes no mask and no values of another width than the keys'."""
+    """Flash attention where it can: it takes no mask, and no values of another width than the keys'.
+
+    The kernel that does takes no fewer keys than queries.
+    """
     if attn_mask is None and q.shape[-1] == v.shape[-1]:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
     if enable_gqa:
-        # The memory-efficient kernel repeats no keys: torch does so before it.
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        raise NotImplementedError("torch would write all scores out")
     bias = None
     if attn_mask is not None:
         bias = torch.zeros(attn_mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~attn_mask, float("-inf"))
