@@ -16,6 +16,7 @@ from meshwright.cost.table import BoolArray
 from meshwright.cost.waits import Timed
 from meshwright.cost.work import FloatArray, PartWork, Product
 
+Flops = FloatArray | float
 _RAISE = ("kv_up", "query_up")
 
 
@@ -59,6 +60,18 @@ def _chosen(part: PartWork, software: Software) -> tuple[Product, ...]:
     kept = [one for one in shared if Repeated.SHARED in repeats and inside(one, "shared.down")]
     experts = part.products[1:2] if software.stops_early else part.products[1:3]
     return (*(experts if Repeated.EXPERTS in repeats else ()), *kept)
+
+
+def flops_again(works: tuple[PartWork, ...], software: Software) -> tuple[list[Flops], list[Flops]]:
+    """FLOPs of a forward that is run again, product by product, and of what selective recompute chooses of it."""
+    cores: list[Flops] = [part.score_flops * part.heaviest for part in works]
+    stops = software.stops_early and works[-1].closes
+    last = works[-1].products[-1:] if stops else ()
+    whole = [*cores, *(one.flops for part in works for one in part.products), *(-one.flops for one in last)]
+    chosen = cores if Repeated.SCORES in software.repeats else []
+    if software.repeats > SCORES:
+        chosen = [*chosen, *(one.flops for part in works for one in _chosen(part, software))]
+    return whole, chosen
 
 
 def again(whole: Timed, chosen: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:

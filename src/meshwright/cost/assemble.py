@@ -146,6 +146,7 @@ def assemble(
         detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * passed,
+            "flops_again": of(_weighted(counts["total"], [block.flops_again for block in machines[0].blocks])) * passed,
             "transfer_seconds": np.where(shape.valid, ways.reach, 0.0).max(axis=1),
             "makespan_seconds": pipe.seconds,
             "first_gather_seconds": before,

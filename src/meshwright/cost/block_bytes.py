@@ -84,7 +84,7 @@ def block_bytes(
         return total[inverse]
 
     copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
-    copies = copied * cast_bytes(table, software=software)
+    copies = copied * cast_bytes(table, software=software) * table.slices  # every slice casts its own
     trains = kind.backward is Backward.WHOLE
     kept = row(part.saved - (0.0 if trains else part.fed) for part in parts) + copies
     chosen = operator_outputs(block, sizes) if software.selects_operators else None

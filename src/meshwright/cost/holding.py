@@ -12,6 +12,7 @@ from meshwright.cost.block_bytes import Holds
 from meshwright.cost.block_held import of_one
 from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.pipeline import Shape, held
+from meshwright.cost.pipeline_held import waiting
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
@@ -112,8 +113,8 @@ class Held:
     Bytes of all microbatches in flight: `kept` and `logits` when they are most, and `alone` where a stage without a
     head keeps more at another time; `goes_on` where other microbatches come when it first holds so many. `all_stages`
     are its stages taken together, `first_kept` what a microbatch keeps on the first of them, `behind_head` the
-    largest layer of the last one, `waits` what a microbatch leaves between the halves of a split backward, and `fixed`
-    bytes that stay.
+    largest layer of the last one, `waits` what a microbatch leaves between the halves of a split backward, `waiting`
+    what is kept where two stages split them when most microbatches wait so, and `fixed` bytes that stay.
     """
 
     kept: FloatArray
@@ -124,6 +125,7 @@ class Held:
     first_kept: FloatArray
     behind_head: FloatArray
     waits: FloatArray
+    waiting: FloatArray
     fixed: FloatArray
 
 
@@ -297,16 +299,17 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
     total = counts["total"]
     zeros = np.zeros(total.shape[:2])
     kept = dict.fromkeys(("first", "last", "total"), zeros)
-    logits, waits = dict(kept), zeros
+    logits, each_waits = dict(kept), dict(kept)
     for index, block in enumerate(source.blocks):
         for name in kept:
             number = counts[name][..., index]
             kept[name] = kept[name] + number * block.bytes.kept[:, None]
             logits[name] = logits[name] + number * block.bytes.logits[:, None]
-        waits = waits + total[..., index] * np.asarray(block.bytes.waits)[..., None]
+            each_waits[name] = each_waits[name] + number * np.asarray(block.bytes.waits)[..., None]
     for name in kept if source.eager else ():
         kept[name] = kept[name] + source.passed_on(counts[name])
-    waits = waits if source.eager else kept["total"]
+    each_waits = each_waits if source.eager else kept
+    waits = each_waits["total"]
     whole = held(shape, first=kept["first"], last=kept["last"], total=kept["total"], waits=waits)
     scored, both = zeros, whole
     if logits["total"].any():
@@ -322,6 +325,7 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
         first_kept=kept["first"],
         behind_head=source.largest_layer(counts["last"]),
         waits=np.where(splits(source.table)[:, None], waits, 0.0),
+        waiting=waiting(shape, first=kept["first"], first_waits=each_waits["first"], last_waits=each_waits["last"]),
         fixed=fixed,
     )
 
@@ -332,10 +336,11 @@ def in_turns(table: PlanTable) -> BoolArray:
     return np.asarray((table.chunks > 1) & (np.isin(table.schedule, _TURNS) | told))
 
 
-def turns(shape: Shape) -> BoolArray:
+def turns(table: PlanTable, shape: Shape) -> BoolArray:
     """Ranks at the bottom of a V, shape (rows, ranks)."""
-    shaped = np.isin(shape.schedule, _V_SHAPES)[:, None]
-    return np.asarray(shaped & (shape.rank == shape.pipeline[:, None] - 1.0))
+    told = np.array([bool(layout.table) and not layout.loops for layout in table.layouts])[table.layout]
+    shaped = (table.chunks > 1) & (np.isin(table.schedule, _V_SHAPES) | told)
+    return np.asarray(shaped[:, None] & (shape.rank == shape.pipeline[:, None] - 1.0))
 
 
 def splits(table: PlanTable) -> BoolArray:

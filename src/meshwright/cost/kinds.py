@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.cost.again import again, products_again, scores
+from meshwright.cost.again import again, flops_again, products_again, scores
 from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes
 from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
@@ -46,7 +46,8 @@ class BlockSeconds:
     and `back` what forward and backward wait for, those of a repeated forward with it. Where a schedule gives weights'
     gradients in a pass of their own, `weight` is that part of backward, `back` is of the rest, and `late` is what that
     pass leaves free. `tensor_bytes` are exchanged over tensor ranks. `expert_parameters` of `parameters` lie
-    on the grid of experts; `flops` are those of both passes at the context rank with most. `parts` splits forward and
+    on the grid of experts; `flops` are those of both passes at the context rank with most, and `flops_again` of what
+    backward does again. `parts` splits forward and
     backward by part name, one entry a combination; `part_seconds` by row.
     """
 
@@ -59,6 +60,7 @@ class BlockSeconds:
     late: Slack
     tensor_bytes: FloatArray
     flops: FloatArray
+    flops_again: FloatArray
     parameters: FloatArray
     expert_parameters: FloatArray
     bytes: BlockBytes
@@ -190,6 +192,7 @@ def price_block(
     exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
     chosen = _chosen(works, passes, seconds, combination, speed=speed, software=software)
     repeated = again(whole, chosen, full=full, selective=selective)
+    entire, some = (combination.rows(flops) for flops in flops_again(works, software))
     copies = carried(held.away + np.zeros(len(table)), group=group)
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=software.hides_experts)
     return BlockSeconds(
@@ -202,6 +205,7 @@ def price_block(
         late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
         flops=combination.rows([*_flops(works, kind.backward)]),
+        flops_again=np.where(full, entire, np.where(selective, some, 0.0)),
         parameters=parameters,
         expert_parameters=combination.rows(part.expert_parameters for part in works),
         bytes=held,

@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.cost.block_bytes import Holds
+from meshwright.cost.block_bytes import FULL, Holds, recomputes
 from meshwright.cost.bucket_bytes import OnTheWay, on_the_way
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
@@ -105,7 +105,7 @@ def _at(
         model=model,
         hidden=_hidden_bytes(table, model=model, job=job),
         shared=shared_bytes(table, arrays=arrays, model=model, job=job, device=device, software=features),
-        turns=turns(shape),
+        turns=turns(table, shape),
         eager=features.eager,
     )
     fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)
@@ -127,13 +127,18 @@ def _at(
     host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
     left = overflow(host, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
-    cast = _cast_experts(table, blocks, counts=counts) * (1.0 - peak["freed"] / np.maximum(state.gathered, 1.0))
-    cast = np.minimum(cast, state.gathered)
+    copied = _cast_experts(table, blocks, counts=counts)
+    cast = np.minimum(copied * (1.0 - peak["freed"] / np.maximum(state.gathered, 1.0)), state.gathered)
+    kept_apart = _cast_experts(table, blocks, counts={"total": _not_again(table, arrays=arrays, counts=counts)})
+    in_flight = np.minimum(
+        _in_flight(counts, shape=shape), peak["activations"] / np.maximum(entry.all_stages.one_kept, 1.0)
+    )
+    more = kept_apart * np.maximum(in_flight - 1.0, 0.0)
     parts = {
         MemoryPart.PARAMETERS: state.parameters - peak["freed"] - cast,
         MemoryPart.GRADIENTS: peak["gradients"] - state.left,
         MemoryPart.OPTIMIZER: state.optimizer,
-        MemoryPart.ACTIVATIONS: peak["activations"] + left + cast,
+        MemoryPart.ACTIVATIONS: peak["activations"] + left + cast + more,
         MemoryPart.LOGITS: peak["logits"],
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + state.left + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
@@ -157,11 +162,25 @@ def _way(
 
 
 def _cast_experts(table: PlanTable, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
-    """Bytes of the copies of experts that one rank has whole, shape (rows, ranks): backward keeps them as forward cast
-    them, where others have gathered theirs."""
+    """Bytes of the copies of experts that one rank has whole, shape (rows, ranks): backward keeps them as every forward
+    cast them, where others have gathered theirs."""
     alone = ((table.sharding == ZERO1) | (table.sharding == ZERO2)) & (table.expert_divided == 1)
     here = grid_parameters(table, blocks, counts=counts) * state_bytes(table).compute[:, None]
     return np.where(alone[:, None], here, 0.0)
+
+
+def _in_flight(counts: Mapping[str, FloatArray], *, shape: Shape) -> FloatArray:
+    """Microbatches of which a rank keeps something at once, of each of its stages on average, shape (rows, ranks)."""
+    stages = {name: counts[name][..., -1] for name in ("first", "last", "total")}
+    return np.asarray(held(shape, **stages) / np.maximum(stages["total"], 1.0))
+
+
+def _not_again(table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:
+    """The blocks of a rank that are not computed again as a whole, (rows, ranks, kinds + 1)."""
+    found = counts["total"].copy()
+    for index, kind in enumerate(arrays.kinds):
+        found[recomputes(kind, table, FULL), :, index] = 0.0
+    return found
 
 
 def _local(

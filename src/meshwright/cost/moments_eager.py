@@ -249,6 +249,15 @@ class EagerMoments:
             freed=self.found.gathered,
         )
         meeting = [] if self.way is None else [replace(step, buffers=self.fixed + self.way.after)]
+        if entry.waiting.any():
+            left = Moment(
+                gradients=self.found.summed,
+                activations=entry.waiting,
+                logits=nothing,
+                buffers=self.fixed + entry.all_stages.sends + entry.all_stages.half,
+                here=entry.waiting > 0.0,
+            )
+            meeting = [*meeting, left]
         if not entry.alone.any():
             return [step, *meeting]
         stage = entry.all_stages

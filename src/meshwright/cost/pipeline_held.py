@@ -49,6 +49,23 @@ def held(
     return np.where(_mask(shape, Kind.DUAL_PIPE_V), down * first + up * last, found)
 
 
+def waiting(shape: Shape, *, first: FloatArray, first_waits: FloatArray, last_waits: FloatArray) -> FloatArray:
+    """What ranks of V shapes hold when most of their microbatches are between the halves of their backwards: `first` of
+    each that is on its way forward, and what a microbatch leaves there of either stage; zeros of other ranks.
+
+    Of zb-v's rank r all that are on their way up wait, on both stages, and of dualpipe-v's every other one.
+    """
+    microbatches, rank = shape.microbatches[:, None], shape.rank
+    ahead = shape.pipeline[:, None] - 1.0 - rank
+    up = np.where(_mask(shape, Kind.ZERO_BUBBLE_V), rank + 1.0, np.floor(rank / 2.0) + 1.0)
+    down = np.where(_mask(shape, Kind.ZERO_BUBBLE_V), rank, np.floor((rank + 1.0) / 2.0))
+    left = np.minimum(up, microbatches) * first_waits + np.minimum(down, microbatches) * last_waits
+    found = np.minimum(ahead, microbatches) * first + left
+    alone = np.minimum(2.0 * ahead + 1.0, microbatches) * first + last_waits
+    found = np.where(rank == 0.0, np.maximum(found, alone), found)
+    return np.where(_mask(shape, Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V), found, 0.0)
+
+
 def _counted(
     program: Program, ranks: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray, left: FloatArray
 ) -> FloatArray:
