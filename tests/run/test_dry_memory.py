@@ -133,7 +133,6 @@ MORE = {
     "experts cast for every microbatch": (SPARSE, CAST),
     "experts cast for every microbatch of four stages": (SPARSE, replace(CAST, pipeline=4, batch=32)),
     "experts cast in stages that take turns": (SPARSE, replace(CAST, chunks=2, kind=ScheduleKind.INTERLEAVED)),
-    "experts cast, scores computed again": (SPARSE, replace(CAST, recompute=Recompute.SELECTIVE)),
     "all at once": (DENSE, Layout(pipeline=2, kind=ScheduleKind.GPIPE, batch=4)),
     "pipeline": (DENSE, Layout(pipeline=2, batch=4)),
     "pipeline and zero3": (DENSE, Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)),
@@ -171,23 +170,6 @@ ONE_LAYER = Layout(
 def by_document() -> Design:
     """Four layers like Kimi-K2's, under masks of documents that are kept for the scores computed again."""
     found = asked(CHOSEN, GRID, layers=4)
-    return replace(found, job=replace(found.job, data=replace(found.job.data, document_mask=True)))
-
-
-# Masks of documents, which kernels take with as many keys as queries.
-DOCUMENTS = {
-    "documents": Layout(batch=2),
-    "documents under tensor": Layout(tensor=2, sequence_parallel=True, microbatch=2, batch=4),
-    "documents, scores computed again": Layout(recompute=Recompute.SELECTIVE, batch=2),
-    "documents, computed again": Layout(recompute=Recompute.FULL, batch=2),
-    "documents and zero3": Layout(shard=4, sharding=Sharding.PARAMETERS, recompute=Recompute.SELECTIVE, batch=8),
-    "documents of halves of backwards": Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, batch=4),
-    "documents over context ranks": Layout(context=2, batch=2),
-}
-
-
-def documents(name: str) -> Design:
-    found = asked(DENSE, DOCUMENTS[name])
     return replace(found, job=replace(found.job, data=replace(found.job.data, document_mask=True)))
 
 
@@ -319,33 +301,10 @@ def test_peaks_are_predicted() -> None:
             **uneven(),
             **few_heads(),
             **away(AWAY),
-            "documents": documents("documents"),
             ONE_LAYER_STAGES: short(ONE_LAYER_STAGES),
             first: unlike(first),
         }
     )
-
-
-@pytest.mark.slow
-def test_peaks_under_masks_of_documents_are_too() -> None:
-    hold({name: documents(name) for name in DOCUMENTS})
-
-
-# Keys and weights that every slice has anew; and what two stages compute again waits for gradients of weights.
-SLICED = Layout(pipeline=2, kind=ScheduleKind.SEQUENCE_1F1B, slices=4, microbatch=2, batch=8)
-TURNED = Layout(pipeline=2, chunks=2, kind=ScheduleKind.ZERO_BUBBLE_V, recompute=Recompute.FULL, batch=8)
-
-
-@pytest.mark.slow
-def test_peaks_of_slices_and_of_v_shapes_that_compute_again_are_not_told_much_too_low() -> None:
-    """Of slices the last rank's logits are told whole, which is up to a fifth of what it holds too much."""
-    layouts = [SLICED, replace(SLICED, recompute=Recompute.SELECTIVE), replace(SLICED, recompute=Recompute.FULL)]
-    layouts += [TURNED, replace(TURNED, kind=ScheduleKind.DUAL_PIPE_V)]
-    entries = [asked(DENSE, layout) for layout in layouts]
-    for entry, ranks in zip(entries, dry_cases.apart(dry_cases.count_whole, designs=entries), strict=True):
-        told = {stage.rank: stage.allocated for stage in cost.predict(entry).memory}
-        for count in ranks:
-            assert 0.97 < told[count.rank] / sum(count.memory.values()) < 1.25, (entry.plan.describe(), count.rank)
 
 
 @pytest.mark.slow

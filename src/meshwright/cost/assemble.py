@@ -146,14 +146,13 @@ def assemble(
         detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * passed,
-            "flops_again": of(_weighted(counts["total"], [block.flops_again for block in machines[0].blocks])) * passed,
+            "flops_again": of(_weighted(counts["total"], [one.flops_again for one in machines[0].blocks])) * passed,
             "transfer_seconds": np.where(shape.valid, ways.reach, 0.0).max(axis=1),
             "makespan_seconds": pipe.seconds,
             "first_gather_seconds": before,
             "last_reduce_seconds": after,
             "tied_seconds": once.tied,
-            "tensor_bytes": of(_weighted(counts["total"], [block.tensor_bytes for block in machines[0].blocks]))
-            * passed,
+            "tensor_bytes": of(_weighted(counts["total"], [one.tensor_bytes for one in machines[0].blocks])) * passed,
         },
         busiest=pipe.busiest,
     )

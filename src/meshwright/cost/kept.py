@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.kept_context import kept_by_meeting, traded_copies
+from meshwright.cost.kept_keys import given_features
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.recurrence_work import recurrence_shapes
 from meshwright.cost.software import Software
@@ -111,13 +112,9 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
         inside = _written_out(mixer, heads, query, sizes)
     else:
         mask = _mask_copy(mixer, sizes)
+        given = given_features(query, held, read, sizes, masked=mask is not None)
         inside = _fused_core(
-            read=query + 2.0 * held,
-            written=query,
-            heads=heads,
-            inputs=_given(query, held, read, sizes, masked=mask is not None),
-            sizes=sizes,
-            flash=mask is None,
+            read=query + 2.0 * held, written=query, heads=heads, inputs=given, sizes=sizes, flash=mask is None
         )
         inside = inside if mask is None else inside + mask
     met = held * traded_copies(key_heads, sizes)
@@ -135,23 +132,6 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
         waits=e * m * (2.0 * width + 2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key),
         copied=matrices + _head_norm_parameters(mixer, query, key),
     )
-
-
-def _given(query: FloatArray, key: FloatArray, read: FloatArray, sizes: Sizes, *, masked: bool) -> FloatArray:
-    """Features of a token that kernels are given: `read`, but with as many keys as queries on accelerators where there
-    is a mask, as there is for all slices of a sequence but the first.
-
-    Slices have the keys and values of those before them beside their own, which are kept too.
-    """
-    slices = np.asarray(sizes.slices + sizes.zeros)
-    first = 1.0 / slices
-    met = 0.5 * (slices + 1.0) - first
-    beside = np.where(query > key, query, key) if not sizes.processor else key
-    more = np.where(slices > 1.0, 2.0 * beside * met, 0.0)
-    if not masked or sizes.processor:
-        return read + more
-    spread = np.where((slices > 1.0) & (query > key), 2.0 * key, 0.0)
-    return read - 2.0 * key + 2.0 * beside * np.where(slices > 1.0, first, 1.0) + spread + more
 
 
 def _fused_core(

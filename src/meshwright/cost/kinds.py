@@ -184,9 +184,7 @@ def price_block(
     )
     parameters = held_on_grids(kind.block, table, combination.rows(part.parameters for part in works))
     priced = _Priced(works=works, passes=passes, exchange=exchange, parameters=parameters)
-    forward, whole, backward, late = _pass_seconds(
-        kind, priced, table, combination, device=group.device, software=software, speed=speed
-    )
+    forward, whole, backward, late = _pass_seconds(kind, priced, table, combination, group.device, software, speed)
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
     held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
     exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
@@ -241,7 +239,6 @@ def _pass_seconds(
     priced: _Priced,
     table: PlanTable,
     combination: Combination,
-    *,
     device: DeviceSpec,
     software: Software,
     speed: FloatArray,

@@ -8,8 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.cost.block_bytes import FULL, Holds, recomputes
+from meshwright.cost.block_bytes import Holds
 from meshwright.cost.bucket_bytes import OnTheWay, on_the_way
+from meshwright.cost.cast_experts import cast_experts
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.extents import Extent, by_extent
@@ -21,7 +22,6 @@ from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overf
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.parameters import (
     Shared,
-    grid_parameters,
     local_parameters,
     owned_of,
     sharded_as,
@@ -127,13 +127,7 @@ def _at(
     host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
     left = overflow(host, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
-    copied = _cast_experts(table, blocks, counts=counts)
-    cast = np.minimum(copied * (1.0 - peak["freed"] / np.maximum(state.gathered, 1.0)), state.gathered)
-    kept_apart = _cast_experts(table, blocks, counts={"total": _not_again(table, arrays=arrays, counts=counts)})
-    in_flight = np.minimum(
-        _in_flight(counts, shape=shape), peak["activations"] / np.maximum(entry.all_stages.one_kept, 1.0)
-    )
-    more = kept_apart * np.maximum(in_flight - 1.0, 0.0)
+    cast, more = cast_experts(table, blocks, state, peak, entry, arrays=arrays, counts=counts, shape=shape)
     parts = {
         MemoryPart.PARAMETERS: state.parameters - peak["freed"] - cast,
         MemoryPart.GRADIENTS: peak["gradients"] - state.left,
@@ -159,28 +153,6 @@ def _way(
     last = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
     alone = on_the_way(last, replace(optimized, counts=counts), processor=processor)
     return found if alone is None else replace(found, early=alone.after)
-
-
-def _cast_experts(table: PlanTable, blocks: Sequence[Holds], *, counts: Mapping[str, FloatArray]) -> FloatArray:
-    """Bytes of the copies of experts that one rank has whole, shape (rows, ranks): backward keeps them as every forward
-    cast them, where others have gathered theirs."""
-    alone = ((table.sharding == ZERO1) | (table.sharding == ZERO2)) & (table.expert_divided == 1)
-    here = grid_parameters(table, blocks, counts=counts) * state_bytes(table).compute[:, None]
-    return np.where(alone[:, None], here, 0.0)
-
-
-def _in_flight(counts: Mapping[str, FloatArray], *, shape: Shape) -> FloatArray:
-    """Microbatches of which a rank keeps something at once, of each of its stages on average, shape (rows, ranks)."""
-    stages = {name: counts[name][..., -1] for name in ("first", "last", "total")}
-    return np.asarray(held(shape, **stages) / np.maximum(stages["total"], 1.0))
-
-
-def _not_again(table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray]) -> FloatArray:
-    """The blocks of a rank that are not computed again as a whole, (rows, ranks, kinds + 1)."""
-    found = counts["total"].copy()
-    for index, kind in enumerate(arrays.kinds):
-        found[recomputes(kind, table, FULL), :, index] = 0.0
-    return found
 
 
 def _local(

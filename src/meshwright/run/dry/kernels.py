@@ -126,8 +126,7 @@ def fused_attention(
     """
     if attn_mask is None and q.shape[-1] == v.shape[-1]:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
-    if enable_gqa:
-        raise NotImplementedError("torch would write all scores out")
+    assert not enable_gqa, "torch would write all scores out"
     bias = None
     if attn_mask is not None:
         bias = torch.zeros(attn_mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~attn_mask, float("-inf"))
