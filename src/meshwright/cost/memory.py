@@ -132,7 +132,7 @@ def _at(
         MemoryPart.PARAMETERS: state.parameters - peak["freed"] - cast,
         MemoryPart.GRADIENTS: peak["gradients"] - state.left,
         MemoryPart.OPTIMIZER: state.optimizer,
-        MemoryPart.ACTIVATIONS: peak["activations"] + left + cast + more,
+        MemoryPart.ACTIVATIONS: peak["activations"] + left + cast + (0.0 if least else more),
         MemoryPart.LOGITS: peak["logits"],
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + state.left + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
