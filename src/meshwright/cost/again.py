@@ -62,16 +62,15 @@ def _chosen(part: PartWork, software: Software) -> tuple[Product, ...]:
     return (*(experts if Repeated.EXPERTS in repeats else ()), *kept)
 
 
-def flops_again(works: tuple[PartWork, ...], software: Software) -> tuple[list[Flops], list[Flops]]:
-    """FLOPs of a forward that is run again, product by product, and of what selective recompute chooses of it."""
+def flops_again(works: tuple[PartWork, ...], software: Software) -> tuple[list[Flops], list[Flops], list[Flops]]:
+    """FLOPs of a forward that is run again, of its last product, and of what selective recompute chooses."""
     cores: list[Flops] = [part.score_flops * part.heaviest for part in works]
-    stops = software.stops_early and works[-1].closes
-    last = works[-1].products[-1:] if stops else ()
-    whole = [*cores, *(one.flops for part in works for one in part.products), *(-one.flops for one in last)]
+    whole = [*cores, *(one.flops for part in works for one in part.products)]
+    last: list[Flops] = [one.flops for one in works[-1].products[-1:]]
     chosen = cores if Repeated.SCORES in software.repeats else []
     if software.repeats > SCORES:
         chosen = [*chosen, *(one.flops for part in works for one in _chosen(part, software))]
-    return whole, chosen
+    return whole, last, chosen
 
 
 def again(whole: Timed, chosen: FloatArray, *, full: BoolArray, selective: BoolArray) -> Timed:

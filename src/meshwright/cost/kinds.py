@@ -190,7 +190,6 @@ def price_block(
     exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
     chosen = _chosen(works, passes, seconds, combination, speed=speed, software=software)
     repeated = again(whole, chosen, full=full, selective=selective)
-    entire, some = (combination.rows(flops) for flops in flops_again(works, software))
     copies = carried(held.away + np.zeros(len(table)), group=group)
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=software.hides_experts)
     return BlockSeconds(
@@ -203,7 +202,7 @@ def price_block(
         late=Slack.beside(late.work * slow, late.stall * slow, links.contention),
         tensor_bytes=exchange.tensor_bytes,
         flops=combination.rows([*_flops(works, kind.backward)]),
-        flops_again=np.where(full, entire, np.where(selective, some, 0.0)),
+        flops_again=_flops_again(works, table, combination, software, full=full, selective=selective),
         parameters=parameters,
         expert_parameters=combination.rows(part.expert_parameters for part in works),
         bytes=held,
@@ -259,7 +258,7 @@ def _pass_seconds(
     added = accumulation_seconds(parameters * trains, table, device=device, software=software)
     work = (row(p.forward for p in passes) + cast) / speed
     host = row(p.host_forward for p in passes) + extra + np.where(casts > 0.0, starts, 0.0)
-    left_out = row([passes[-1].products.leaving]) / speed if software.stops_early and works[-1].closes else 0.0
+    left_out = np.where(_stops_early(works, table, software), row([passes[-1].products.leaving]) / speed, 0.0)
     forward = _with_host(work, host, exchange.forward.tensor.whole, in_turn=in_turn)
     again = _with_host(work - left_out, host, exchange.again.tensor.whole, in_turn=in_turn)
     if kind.backward is Backward.NONE:
@@ -285,6 +284,26 @@ def _splits(table: PlanTable) -> BoolArray:
     named = np.array([kind in SPLIT for kind in SCHEDULES])
     told = np.array([written.splits(layout.table) for layout in table.layouts])
     return np.asarray(named[table.schedule] | told[table.layout], dtype=np.bool_)
+
+
+def _stops_early(works: tuple[PartWork, ...], table: PlanTable, software: Software) -> BoolArray:
+    """Rows whose block, computed again, leaves out its last product: not where halves of its backward read all."""
+    return ~_splits(table) & bool(software.stops_early and works[-1].closes)
+
+
+def _flops_again(
+    works: tuple[PartWork, ...],
+    table: PlanTable,
+    combination: Combination,
+    software: Software,
+    *,
+    full: BoolArray,
+    selective: BoolArray,
+) -> FloatArray:
+    """FLOPs of what backward does again."""
+    whole, last, chosen = (combination.rows(flops) for flops in flops_again(works, software))
+    entire = whole - np.where(_stops_early(works, table, software), last, 0.0)
+    return np.where(full, entire, np.where(selective, chosen, 0.0))
 
 
 def _chosen(
