@@ -42,9 +42,11 @@ class Telling(dist.Store):
 def main(path: str, rank: int, seconds: float) -> None:
     store = Telling(dist.FileStore(path, 2))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    with formed_within(timedelta(seconds=seconds)):
+    with formed_within(timedelta(seconds=60)):
         kept = dist.new_group([0, 1])
-        store.dies = rank == 1
+    dist.barrier()
+    store.dies = rank == 1
+    with formed_within(timedelta(seconds=seconds)):
         began = time.monotonic()
         try:
             dist.new_group([0, 1])

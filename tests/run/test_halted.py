@@ -110,6 +110,15 @@ def stopped() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+@pytest.fixture
+def impatient(board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]) -> Warden:
+    """One that gives a worker a second, and whose worker 2.0 is stopped."""
+    made = warden(board, tmp_path)
+    made.hung.patience_seconds = 1.0
+    board.register("2.0", pid=stopped.pid)
+    return made
+
+
 def look_for(made: Warden, seconds: float, *, until: Callable[[], bool]) -> bool:
     """Whether that came about within so many seconds of looking."""
     end = time.monotonic() + seconds
@@ -120,35 +129,27 @@ def look_for(made: Warden, seconds: float, *, until: Callable[[], bool]) -> bool
 
 
 def test_one_that_is_stopped_is_ended_where_all_others_are_gone(
-    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
+    impatient: Warden, board: Board, stopped: subprocess.Popen[bytes]
 ) -> None:
-    made = warden(board, tmp_path)
-    made.hung.patience_seconds = 1.0
-    board.register("2.0", pid=stopped.pid)
     for name in FIRST:
-        come(made, name)
+        come(impatient, name)
     board.note_at_work(0)
-    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None), "nobody has waited for it yet"
+    assert not look_for(impatient, 2.0, until=lambda: stopped.poll() is not None), "nobody has waited for it yet"
     for name in ("0.0", "1.0", "3.0"):
-        crew_of(made).fails(name)
-    assert look_for(made, 2.5, until=lambda: stopped.poll() is not None)
-    assert made.hung.found["2.0"].startswith("rank 2 was stopped for 1")
+        crew_of(impatient).fails(name)
+    assert look_for(impatient, 2.5, until=lambda: stopped.poll() is not None)
+    assert impatient.hung.found["2.0"].startswith("rank 2 was stopped for 1")
 
 
-def test_one_that_is_stopped_while_an_epoch_forms_is_ended(
-    board: Board, tmp_path: Path, stopped: subprocess.Popen[bytes]
-) -> None:
-    made = warden(board, tmp_path)
-    made.hung.patience_seconds = 1.0
-    board.register("2.0", pid=stopped.pid)
-    assert not look_for(made, 2.0, until=lambda: stopped.poll() is not None), "none of the others has come"
-    come(made, "0.0")
-    assert look_for(made, 2.5, until=lambda: stopped.poll() is not None)
-    crew_of(made).fails("2.0")
-    leave(made, "0.0", "1.0", "3.0", newest=3)
-    made.look()
-    assert made.epoch.members == ("0.0", "1.0", "3.0")
-    assert made.epoch.why.startswith("rank 2 was stopped for 1")
+def test_one_that_is_stopped_while_an_epoch_forms_is_ended(impatient: Warden, stopped: subprocess.Popen[bytes]) -> None:
+    assert not look_for(impatient, 2.0, until=lambda: stopped.poll() is not None), "none of the others has come"
+    come(impatient, "0.0")
+    assert look_for(impatient, 2.5, until=lambda: stopped.poll() is not None)
+    crew_of(impatient).fails("2.0")
+    leave(impatient, "0.0", "1.0", "3.0", newest=3)
+    impatient.look()
+    assert impatient.epoch.members == ("0.0", "1.0", "3.0")
+    assert impatient.epoch.why.startswith("rank 2 was stopped for 1")
 
 
 def test_workers_that_are_all_stopped_wait_for_nobody(

@@ -14,11 +14,8 @@ def given_features(query: FloatArray, key: FloatArray, read: FloatArray, sizes: 
     Slices have the keys and values of those before them beside their own, which are kept too.
     """
     slices = np.asarray(sizes.slices + sizes.zeros)
-    first = 1.0 / slices
-    met = 0.5 * (slices + 1.0) - first
-    beside = np.where(query > key, query, key) if not sizes.processor else key
-    more = np.where(slices > 1.0, 2.0 * beside * met, 0.0)
+    before = 2.0 * (0.5 * (slices + 1.0) - 1.0 / slices) * (key if sizes.processor else np.maximum(query, key))
     if not masked or sizes.processor:
-        return read + more
-    spread = np.where((slices > 1.0) & (query > key), 2.0 * key, 0.0)
-    return read - 2.0 * key + 2.0 * beside * np.where(slices > 1.0, first, 1.0) + spread + more
+        return read + before
+    own = np.where(slices > 1.0, 2.0 * key, 0.0)
+    return np.where(query > key, query * (slices + 2.0) + own, read + before)

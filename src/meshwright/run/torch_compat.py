@@ -58,6 +58,7 @@ def formed_within(timeout: timedelta) -> Iterator[None]:
     hour a rank that is lost meanwhile would hold up the others for hours.
     """
     form: Any = distributed_c10d._new_process_group_helper
+    each = timeout / _TRIES
 
     def soon(*asked: Any, timeout: timedelta, **options: Any) -> Any:
         group, store = form(*asked, timeout=min(timeout, each), **options)
@@ -65,7 +66,6 @@ def formed_within(timeout: timedelta) -> Iterator[None]:
             _set_pg_timeout(timeout, group)
         return group, store
 
-    each = timeout / _TRIES
     with mock.patch.object(distributed_c10d, "_new_process_group_helper", soon):
         yield
 

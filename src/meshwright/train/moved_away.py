@@ -19,7 +19,9 @@ class MovedAway:
         if not isinstance(event, Saved) or self._path.is_file():
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(self._design.to_json())
+        fresh = self._path.with_name(f"{self._path.name}.partial")
+        fresh.write_text(self._design.to_json())
+        fresh.replace(self._path)
         yield Log(
             text=f"{self._path.parent} was gone and is made again: --resume goes on from what is saved there; "
             "what was written before is where that is now"
