@@ -1,22 +1,16 @@
-"""A group fails to be formed in time where one of its ranks is lost, and its collectives keep their own time."""
+"""Ranks have so long to connect as a group is formed, and its collectives keep their own time."""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from meshwright.run.torch_compat import forget_groups, formed_within
-from tests.run import forming_rank
-
-ROOT = Path(forming_rank.__file__).parent.parent.parent
 
 
 def test_collectives_of_a_group_wait_as_long_as_they_would() -> None:
@@ -32,14 +26,17 @@ def test_collectives_of_a_group_wait_as_long_as_they_would() -> None:
         forget_groups()
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_killed_as_a_group_forms_holds_up_the_others_for_no_longer(tmp_path: Path) -> None:
-    """Torch alone lets them wait for hours."""
-    command = [sys.executable, "-m", forming_rank.__name__, str(tmp_path / "store")]
-    with subprocess.Popen([*command, "1", "5.0"], cwd=ROOT) as lost:
-        left = subprocess.run([*command, "0", "5.0"], cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert lost.returncode == -signal.SIGKILL
-    took, waits, told = left.stdout.split(maxsplit=2)
-    assert 4.9 < float(took) < 7.0
-    assert float(waits) == timedelta(minutes=30).total_seconds()
-    assert "connectFullMesh failed" in told
+def test_every_try_to_connect_has_a_fifth_of_the_time_or_what_the_group_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def form(*_asked: Any, timeout: timedelta, **_options: Any) -> tuple[Any, None]:
+        given.append(timeout.total_seconds())
+        return dist.GroupMember.NON_GROUP_MEMBER, None
+
+    monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", form)
+    ask: Any = distributed_c10d
+    with formed_within(timedelta(seconds=10)):
+        for seconds in (1800.0, 1.0):
+            ask._new_process_group_helper(2, 0, [0, 1], timeout=timedelta(seconds=seconds))
+    assert given == [2.0, 1.0]
+    assert ask._new_process_group_helper is form
