@@ -166,6 +166,25 @@ def test_of_context_ranks_the_one_with_most_scores_is_counted(layout: TokenLayou
         assert counted.flops == pytest.approx(predicted.flops, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(context=2, recompute=FULL, batch=2, exchange=Exchange(layout=TokenLayout.ZIGZAG)),
+        Layout(context=2, recompute=Recompute.SELECTIVE, batch=2, exchange=Exchange(layout=TokenLayout.ZIGZAG)),
+        Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, recompute=FULL, batch=4),
+    ],
+)
+def test_what_is_computed_again_is_told_apart_from_the_rest_of_backward(layout: Layout) -> None:
+    """Operators of our own save what they need by themselves, and halves of backwards put their products off."""
+    made = case(layout, layers=2)
+    told = dry_run(replace(made, cluster=load_cluster("2xH100"), plan=replace(made.plan, cluster="2xH100")))
+    for name in (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE):
+        counted, predicted = told.counted.step.find(name), told.predicted.step.find(name)
+        assert counted is not None
+        assert predicted is not None
+        assert counted.flops == pytest.approx(predicted.flops, rel=1e-9), name
+
+
 def test_what_does_not_fit_is_counted_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     machines = load_cluster("1xH100")
     group = machines.groups[0]

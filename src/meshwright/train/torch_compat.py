@@ -24,6 +24,7 @@ __all__ = [
     "in_backward",
     "is_distributed",
     "local_part",
+    "runs_again",
     "storage_key",
     "tree_leaves",
     "unboxed",
@@ -166,3 +167,8 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass."""
     return int(torch._C._current_graph_task_id()) != -1
+
+
+def runs_again() -> bool:
+    """Whether this thread is inside a forward that a backward pass runs again: what it saves, a checkpoint takes."""
+    return in_backward() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -31,7 +31,7 @@ from meshwright.train.observe.collectives import (
 )
 from meshwright.train.observe.memory import Followed, MemoryTracker
 from meshwright.train.observe.samples import axes_spanned, local_vocab
-from meshwright.train.torch_compat import in_backward, is_distributed, storage_key, tree_leaves, unboxed
+from meshwright.train.torch_compat import in_backward, is_distributed, runs_again, storage_key, tree_leaves, unboxed
 
 
 class _Does(Enum):
@@ -185,10 +185,9 @@ class StepCounter(MemoryTracker):
         return self._does[id(func)]
 
     def _compute_line(self) -> LineName:
-        """Operators in a backward that record gradients themselves are computed again."""
         if not in_backward():
             return LineName.BACKWARD if self.forms_gradients else LineName.FORWARD
-        return LineName.RECOMPUTE if torch.is_grad_enabled() else LineName.BACKWARD
+        return LineName.RECOMPUTE if runs_again() else LineName.BACKWARD
 
     def _collective(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func.overloadpacket.__name__
