@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meshwright.catalog.model_ranges import model_problems
 from meshwright.nn.context import Context
+from meshwright.nn.grouped import grouped_product
 from meshwright.nn.mixture import MixtureOfExperts
 from meshwright.nn.routing import counts_by_sequence, route
 from meshwright.spec.model import Choice, Layer, Mixture, Routing, Score, Weighing
@@ -161,7 +162,10 @@ def test_products_of_all_experts_together_are_those_of_each(dtype: torch.dtype, 
     counts = torch.tensor([5, 0, 17, 3, 0, 1, 9, 0])
     rows = torch.randn(35, models.WIDTH, generator=torch.Generator().manual_seed(3)).to(dtype)
     results = []
-    for product in (lambda x: experts.together(x, counts), lambda x: experts.one_by_one(x, counts.tolist())):
+    for product in (
+        lambda x: experts.together(grouped_product, x, counts),
+        lambda x: experts.one_by_one(x, counts.tolist()),
+    ):
         x = rows.clone().requires_grad_()
         experts.zero_grad()
         out = product(x)

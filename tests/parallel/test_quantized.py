@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 
+from meshwright.nn import experts
 from meshwright.parallel import build_mesh, lay
 from meshwright.parallel.quantized import quantized, recipe
 from meshwright.spec.cluster import Precision
@@ -167,3 +168,13 @@ def test_products_outside_layers_and_of_gates_are_left_as_they_are() -> None:
         "transform.experts",
     }
     assert all(name.startswith("layers.") for name in changed)
+
+
+def test_experts_round_their_operands_where_one_kernel_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accelerator has one for bf16, which is what their rows are."""
+    losses = []
+    for grouped in (False, True):
+        monkeypatch.setattr(experts, "suits_grouped", lambda *_, grouped=grouped: grouped)
+        entry = design(models.all_models()["mixture"], Layout(batch=4, precision=Precision.FP8))
+        losses.append(layout_cases.losses(entry, 2))
+    assert losses[0] == losses[1]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from meshwright.nn import experts
 from meshwright.nn.decoder import DecoderLayer
 from meshwright.parallel.compile import uncompiled
 from meshwright.parallel.recompute import apply_recompute
@@ -67,6 +69,27 @@ def test_experts_are_formed_as_one_gradient_of_their_stack() -> None:
     for name, expected in gradients(plain).items():
         torch.testing.assert_close(gradients(part)[name], expected, rtol=0, atol=1e-12)
     assert {name for name, count in calls.items() if "experts" in name and count != 1} == set()
+
+
+@pytest.mark.parametrize("splits", [True, False])
+def test_products_of_all_experts_in_one_kernel_are_put_off_too(monkeypatch: pytest.MonkeyPatch, splits: bool) -> None:
+    layer = models.all_models()["mixture"].layers[0]
+    plain, part = decoder(layer=layer).float(), decoder(layer=layer).float()
+    plain(TOKENS).square().sum().backward()
+    monkeypatch.setattr(experts, "suits_grouped", lambda *_: True)
+    weights = WeightGradients(units(part))
+    weights.before_forward(splits=splits)
+    output = part(TOKENS)
+    with weights.putting_off(0) if splits else nullcontext():
+        output.square().sum().backward()
+    early = [name for name, value in gradients(part).items() if "experts" in name and value is not None]
+    assert bool(early) is not splits
+    if splits:
+        weights.form(0, done=lambda _: None)
+    for name, expected in gradients(plain).items():
+        assert expected is not None
+        bound = 1e-5 * float(expected.abs().max())
+        torch.testing.assert_close(gradients(part)[name], expected, rtol=0, atol=bound)
 
 
 def test_a_pass_whose_backward_is_whole_puts_nothing_off() -> None:

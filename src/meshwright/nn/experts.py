@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from meshwright.nn.feed_forward import Hidden
+from meshwright.nn.grouped import GroupedProduct, grouped_product, suits_grouped
 from meshwright.nn.weights import Weighted
 from meshwright.spec.model import Mixture
-
-# One kernel for the products of all experts; torch has it since 2.10.
-_grouped: Callable[..., Tensor] | None = getattr(functional, "grouped_mm", None)
-_ROW_BYTES = 16  # rows of its operands begin at multiples of this
 
 
 class Experts(Weighted):
     """All experts of one layer that are here: matrices stacked on the first dim, each applied to the rows given to it.
 
-    `first` is the number of the first one in the layer.
+    `grouped` makes the products of all in one kernel; a layout sets another, or None where each is made by itself.
     """
 
     def __init__(self, spec: Mixture) -> None:
@@ -35,14 +30,15 @@ class Experts(Weighted):
         self.down_bias = nn.Parameter(torch.empty(narrow[:2])) if spec.expert_bias else None
         self.num_experts = spec.experts
         self.hidden = Hidden(spec.activation)
+        self.grouped: GroupedProduct | None = grouped_product
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """(n, width) from rows (n, width) sorted by expert, `counts[e]` of them for expert e.
 
         Every parameter has a gradient afterwards, also where there is no row.
         """
-        if suits_grouped(rows, (self.up.shape[-2], self.up.shape[-1])):
-            return self.together(rows, counts)
+        if self.grouped is not None and suits_grouped(rows, (self.up.shape[-2], self.up.shape[-1])):
+            return self.together(self.grouped, rows, counts)
         return self.one_by_one(rows, counts.tolist())
 
     def one_by_one(self, rows: Tensor, counts: list[int]) -> Tensor:
@@ -64,45 +60,24 @@ class Experts(Weighted):
             results.append(self.multiply(hidden, downs[expert], down_biases[expert]))
         return torch.cat(results)
 
-    def together(self, rows: Tensor, counts: Tensor) -> Tensor:
+    def together(self, grouped: GroupedProduct, rows: Tensor, counts: Tensor) -> Tensor:
         """One kernel for a product of all experts, and no number that the host waits for."""
-        ends = counts.cumsum(0).to(torch.int32)
+
+        def product(x: Tensor, stacked: Tensor, bias: Tensor | None) -> Tensor:
+            result = grouped(x, self.read(stacked), ends)
+            return result if bias is None or owners is None else result + self.read(bias)[owners]
+
+        ends = counts.cumsum(0).to(torch.int32).to(rows.device)
         owners = None
         if self.up_bias is not None:
-            numbers = torch.arange(len(counts), device=rows.device)
-            owners = numbers.repeat_interleave(counts, output_size=len(rows))
-        hidden = self._product(rows, self.up, self.up_bias, ends, owners)
+            owners = torch.searchsorted(ends, torch.arange(len(rows), device=rows.device), right=True)
+        hidden = product(rows, self.up, self.up_bias)
         if self.gate is None:
             hidden = self.hidden(None, hidden)
         else:
-            hidden = self.hidden(self._product(rows, self.gate, self.gate_bias, ends, owners), hidden)
-        return self._product(hidden, self.down, self.down_bias, ends, owners)
-
-    def _product(
-        self, rows: Tensor, stacked: Tensor, bias: Tensor | None, ends: Tensor, owners: Tensor | None
-    ) -> Tensor:
-        assert _grouped is not None
-        result: Tensor = Dense.apply(_grouped(rows, self.read(stacked).transpose(-2, -1), offs=ends))
-        return result if bias is None or owners is None else result + self.read(bias)[owners]
+            hidden = self.hidden(product(rows, self.gate, self.gate_bias), hidden)
+        return product(hidden, self.down, self.down_bias)
 
     def _split(self, stacked: Tensor | None) -> Sequence[Tensor | None]:
         """One tensor per expert: unbind, so that backward writes the stacked gradient once."""
         return [None] * self.num_experts if stacked is None else self.read(stacked).unbind(0)
-
-
-def suits_grouped(rows: Tensor, sizes: tuple[int, int]) -> bool:
-    """Whether torch's grouped product is the faster way: bf16 on an accelerator, rows of aligned bytes."""
-    aligned = all(size * rows.element_size() % _ROW_BYTES == 0 for size in sizes)
-    return _grouped is not None and rows.device.type == "cuda" and rows.dtype is torch.bfloat16 and aligned
-
-
-class Dense(torch.autograd.Function):
-    """x as it is; its gradient in memory of its own: the grouped product refuses expanded ones."""
-
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(_ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0].contiguous()

@@ -129,7 +129,7 @@ def quantize_products(
 
     for name, module in layer.named_modules():
         if isinstance(module, Experts):
-            module.product = partial(product, over=slices)
+            module.product, module.grouped = partial(product, over=slices), None
         elif isinstance(module, Linear) and not name.endswith((".router", ".shared_gate")):
             module.product = product
 

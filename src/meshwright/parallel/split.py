@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn import functional
 
+from meshwright.nn.experts import Experts
+from meshwright.nn.grouped import GroupedProduct, grouped_product, multiply_grouped
 from meshwright.nn.weights import Product, Weighted
 
 _Passes = dict[int, list["PutOff"]]
@@ -20,12 +22,19 @@ _Passes = dict[int, list["PutOff"]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PutOff:
     """The gradient of one matrix for one pass, yet to be formed: `above` (rows, outputs) transposed times `x` (rows,
-    inputs), which goes on along `edge`: to the parameter, through whatever read it.
+    inputs), which goes on along `edge`: to the parameter, through whatever read it. Of stacked matrices it is one for
+    each, and rows of matrix i are before `ends[i]`.
     """
 
     edge: GradientEdge
     x: Tensor
     above: Tensor
+    ends: Tensor | None = None
+
+    def formed(self) -> Tensor:
+        """(outputs, inputs), or one of these for each of stacked matrices."""
+        left = self.above.t()
+        return left @ self.x if self.ends is None else multiply_grouped(left, self.x, self.ends)
 
 
 class WeightGradients:
@@ -42,10 +51,12 @@ class WeightGradients:
         self._now: int | None = None
         self._splits = False
         for unit, passes in zip(self._units, self._passes, strict=True):
-            product = self._product(passes)
+            product, grouped = self._products(passes)
             for module in unit.modules():
                 if isinstance(module, Weighted):
                     module.product = product
+                if isinstance(module, Experts):
+                    module.grouped = grouped
 
     def before_forward(self, *, splits: bool) -> None:
         """The next pass is one whose backward is split, or one whose backward is whole."""
@@ -66,14 +77,25 @@ class WeightGradients:
             _form(passes.pop(index, []))
             done(unit)
 
-    def _product(self, passes: _Passes) -> Product:
+    def _products(self, passes: _Passes) -> tuple[Product, GroupedProduct]:
+        keep = self._keep(passes)
+
         def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            if not (self._splits and torch.is_grad_enabled() and x.requires_grad and weight.requires_grad):
+            if not self._puts_off(x, weight):
                 return functional.linear(x, weight, bias)
-            result: Tensor = _Product.apply(x, weight.detach(), bias, get_gradient_edge(weight), self._keep(passes))
+            result: Tensor = _Product.apply(x, weight.detach(), bias, get_gradient_edge(weight), keep)
             return result
 
-        return product
+        def grouped(rows: Tensor, stacked: Tensor, ends: Tensor) -> Tensor:
+            if not self._puts_off(rows, stacked):
+                return grouped_product(rows, stacked, ends)
+            result: Tensor = _Grouped.apply(rows, stacked.detach(), ends, get_gradient_edge(stacked), keep)
+            return result
+
+        return product, grouped
+
+    def _puts_off(self, x: Tensor, weight: Tensor) -> bool:
+        return self._splits and torch.is_grad_enabled() and x.requires_grad and weight.requires_grad
 
     def _keep(self, passes: _Passes) -> Callable[[PutOff], None]:
         def keep(put_off: PutOff) -> None:
@@ -107,11 +129,31 @@ class _Product(torch.autograd.Function):
         return grads[0] @ weight, None, above.sum(0) if ctx.has_bias else None, None, None
 
 
+class _Grouped(torch.autograd.Function):
+    """Rows (n, inputs) times their matrices' transposes, whose backward hands the gradient of the stacked matrices to
+    `keep` unformed."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, stacked: Tensor, ends: Tensor, edge: GradientEdge, keep: Callable[[PutOff], None]
+    ) -> Tensor:
+        ctx.save_for_backward(rows, stacked, ends)
+        ctx.edge, ctx.keep = edge, keep
+        return multiply_grouped(rows, stacked.transpose(-2, -1), ends)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        rows, stacked, ends = ctx.saved_tensors
+        above = grads[0].contiguous()
+        ctx.keep(PutOff(edge=ctx.edge, x=rows.detach(), above=above, ends=ends))
+        return multiply_grouped(above, stacked, ends), None, None, None, None
+
+
 def _form(put_off: list[PutOff]) -> None:
     """One matrix at a time, so that one gradient lasts; those of one stacked parameter go back together."""
     runs: dict[Node, list[PutOff]] = {}
     for entry in put_off:
         runs.setdefault(entry.edge.node, []).append(entry)
     for entries in runs.values():
-        gradients = [entry.above.t() @ entry.x for entry in entries]
+        gradients = [entry.formed() for entry in entries]
         torch.autograd.backward([entry.edge for entry in entries], gradients)

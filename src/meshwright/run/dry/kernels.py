@@ -29,6 +29,7 @@ _FORWARD = frozenset(
     }
 )
 _BACKWARD = frozenset(f"{name}_backward" for name in _FORWARD)
+_GROUPED = frozenset({"_grouped_mm"})
 
 
 @contextmanager
@@ -46,7 +47,7 @@ def accelerator_kernels() -> Iterator[None]:
 def multiplies(func: Any) -> bool:
     """Whether an operator has FLOPs."""
     name = func.overloadpacket.__name__
-    return name in _FORWARD or name in _BACKWARD or flop_formula(func) is not None
+    return name in _FORWARD | _BACKWARD | _GROUPED or flop_formula(func) is not None
 
 
 def flops_of(func: Any, arguments: Any, options: Any, result: Any) -> float:
@@ -55,6 +56,9 @@ def flops_of(func: Any, arguments: Any, options: Any, result: Any) -> float:
     What a kernel's backward computes again for itself is not counted. Of an operator that `multiplies`.
     """
     name = func.overloadpacket.__name__
+    if name in _GROUPED:
+        # Each row, or each column of a weight's gradient, is multiplied with the matrix of one expert.
+        return 2.0 * arguments[0].numel() * arguments[1].shape[-1]
     if name not in _FORWARD and name not in _BACKWARD:
         return float(flop_formula(func)(*arguments, **options, out_val=result))
     given = {entry.name: entry.default_value for entry in func._schema.arguments}

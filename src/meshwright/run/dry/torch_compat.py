@@ -252,7 +252,7 @@ class DecidedMode(FakeTensorMode):
         if decided is not None and isinstance(args[0], FakeTensor):
             return decided(*args, **options)
         if func is torch.ops.aten._to_copy.default:
-            if _is_known(args[0]) and torch._C._current_graph_task_id() != -1:
+            if _is_known(args[0]) and torch._C._current_graph_task_id() != -1 and options.get("dtype") is None:
                 # FSDP2 moves what a module is given to its device when backward computes it again.
                 return args[0]
             # A known small tensor would be copied for real, which a device without kernels cannot do.
