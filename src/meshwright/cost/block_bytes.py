@@ -17,7 +17,7 @@ from meshwright.cost.kept_grid import kept_on_grids
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.offload import keeps_away
 from meshwright.cost.software import Software
-from meshwright.cost.states import state_bytes
+from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import RECOMPUTES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.model import Block, Embedding, Layer
@@ -35,7 +35,7 @@ class BlockBytes:
     backward has beside that, with what it computes again, and `half` that the earlier half of a split one has; `ending`
     what it has at its last product, `mixing` where it comes to the core of a mixer that is not alone and `opening` to
     the first products of that; `waits` is what is left of `kept` between the halves of a split backward; `logits` of
-    the loss.
+    the loss; `cast` are copies of experts among what a pass keeps or computes again.
     """
 
     kept: FloatArray
@@ -47,6 +47,7 @@ class BlockBytes:
     opening: FloatArray | float = 0.0
     waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
+    cast: FloatArray | float = 0.0
 
 
 class Holds(Protocol):
@@ -84,7 +85,10 @@ def block_bytes(
         return total[inverse]
 
     copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
-    copies = copied * cast_bytes(table, software=software) * table.slices  # every slice casts its own
+    experts = row(part.experts for part in parts)
+    apart = np.where(table.sharding > 0, experts * experts_apart(kind.rows(table)), 0.0)
+    cast = apart * casts_bytes(table, software=software) * table.slices  # every slice casts its own
+    copies = copied * cast_bytes(table, software=software) * table.slices + cast
     trains = kind.backward is Backward.WHOLE
     kept = row(part.saved - (0.0 if trains else part.fed) for part in parts) + copies
     chosen = operator_outputs(block, sizes) if software.selects_operators else None
@@ -107,6 +111,7 @@ def block_bytes(
         away=away,
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
+        cast=cast,
         # What is away is here, all of it, until its block's backward is done.
         **{name: values + np.where(full, again, 0.0) + away for name, values in beside.items()},
     )
@@ -120,10 +125,14 @@ def recomputes(kind: Kind, table: PlanTable, policy: int) -> BoolArray:
 
 
 def cast_bytes(table: PlanTable, *, software: Software) -> FloatArray:
-    """Bytes per parameter of the copies that a pass casts where parameters are whole and multiply in less precision."""
+    """Bytes per parameter of the copies that a pass casts where no parameter is sharded."""
+    return np.where(table.sharding == 0, casts_bytes(table, software=software), 0.0)
+
+
+def casts_bytes(table: PlanTable, *, software: Software) -> FloatArray:
+    """Bytes per parameter of the copies that a pass casts of what a rank has whole and multiplies in less precision."""
     sizes = state_bytes(table)
-    casts = (sizes.compute < sizes.master) & (table.sharding == 0) & software.casts_each_pass
-    return np.where(casts, sizes.compute, 0.0)
+    return np.where((sizes.compute < sizes.master) & software.casts_each_pass, sizes.compute, 0.0)
 
 
 def width_of(block: Block) -> int:

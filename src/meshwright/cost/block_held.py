@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.cost.block_bytes import Holds
 from meshwright.cost.layouts import Backward, Kind
-from meshwright.cost.states import state_bytes
+from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.vocabulary import table_elements
@@ -25,14 +25,15 @@ def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> 
         closing = _closing(block) / slices if thin is None else thin
         compute = state_bytes(table).compute
         at_core = np.asarray(priced.bytes.mixing) + compute * _before_core(block, priced, tensor) * trains
+        gathered = priced.parameters - np.where(experts_apart(kind.rows(table)), priced.expert_parameters, 0.0)
         at_first = np.asarray(priced.bytes.opening) + compute * priced.parameters * trains
         return {
             "working": priced.bytes.working,
             "half": priced.bytes.half + 0.0 * tensor,
             "ending": priced.bytes.ending + compute * (_experts(block) / slices * trains),
             "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first), 0.0),
-            "largest": priced.parameters,
-            "largest_made": priced.parameters * trains,
+            "largest": gathered,
+            "largest_made": gathered * trains,
             "largest_kept": priced.bytes.kept,
             "largest_waits": priced.bytes.waits + 0.0 * tensor,
             "closing": closing * trains,

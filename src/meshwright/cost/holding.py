@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.cost.block_bytes import Holds
 from meshwright.cost.block_held import of_one
 from meshwright.cost.layouts import Backward, LayoutArrays
+from meshwright.cost.parameters import gathered_of
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.pipeline_held import waiting
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
@@ -22,11 +23,12 @@ from meshwright.spec.model import Head, Layer, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
+_AMONG = 64.0  # what is held is asked for when most logits are, whatever else is then: the loss makes more of them
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _V_SHAPES = [SCHEDULES.index(kind) for kind in V_SHAPES]
 _PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
-_SUMS = ("one_kept", "whole", "made", "stays", "added", "layers")
+_SUMS = ("one_kept", "whole", "made", "experts", "stays", "added", "layers")
 _ONES = (
     "one_logits",
     "loss_logits",
@@ -59,7 +61,8 @@ class StageHeld:
     `loss_logits` of the copy that the loss reads; between the halves of a split backward `head_waits` and
     `largest_waits` are left. Beside a layer's backward `working`, in the earlier half of a split one `half`, when its
     last product has both gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`.
-    Parameters: of all blocks those `whole` and those `made` that have gradients; `largest` layer, `behind_head` that of
+    Parameters: of all blocks those `whole` and those `made` that have gradients, beside the `experts` with gradients
+    that are apart; `largest` layer, `behind_head` that of
     the head's own stage, `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`,
     `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that multiplies
     with the table, and `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those
@@ -84,6 +87,7 @@ class StageHeld:
     head_working: FloatArray
     whole: FloatArray
     made: FloatArray
+    experts: FloatArray
     largest: FloatArray
     behind_head: FloatArray
     largest_made: FloatArray
@@ -171,6 +175,10 @@ class Holdings:
         return [of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
 
     @cached_property
+    def _gathered(self) -> list[Holds]:
+        return gathered_of(self.blocks, kinds=self.arrays.kinds, table=self.table)
+
+    @cached_property
     def _shards(self) -> list[Shards]:
         return shards(self.arrays.kinds, self.blocks, self.table)
 
@@ -190,14 +198,17 @@ class Holdings:
                 continue
             for name, values in self._each[index].items():
                 most[name] = np.where(here, np.maximum(most[name], _chosen(values, rows)), most[name])
-            held, parameters = number * _chosen(block.bytes.kept, rows), number * _chosen(block.parameters, rows)
+            held, own = number * _chosen(block.bytes.kept, rows), self._gathered[index].parameters
+            parameters = number * _chosen(own, rows)
+            apart = number * _chosen(block.parameters - own, rows)
             sums["one_kept"], way = sums["one_kept"] + held, self._shards[index]
             if isinstance(kind.block, Head):
                 # A tied head away from its table has a copy of it.
                 alone = here & (self.arrays.of(self.model.embedding, counts) == 0)
                 parameters = parameters + np.where(alone, most["tied"], 0.0)
-            made = parameters if kind.backward is Backward.WHOLE else 0.0 * parameters
-            for name, more in (("whole", parameters), ("made", made)):
+            trains = 1.0 * (kind.backward is Backward.WHOLE)
+            made = trains * parameters
+            for name, more in (("whole", parameters), ("made", made), ("experts", trains * apart)):
                 sums[name] = sums[name] + more
             sums["stays"] = sums["stays"] + parameters * _chosen(way.stays, rows)
             sums["added"] = sums["added"] + made * _chosen(way.sums, rows)
@@ -230,9 +241,9 @@ class Holdings:
         return of_blocks(counts, kinds=self.arrays.kinds, places=places, each=self._each, ways=self._shards, rows=rows)
 
     def largest_layer(self, counts: FloatArray) -> FloatArray:
-        """Parameters of the largest layer that is counted, shape (rows, ranks)."""
+        """Parameters of the largest layer that is counted, but for experts apart, shape (rows, ranks)."""
         found = np.zeros(counts.shape[:2])
-        for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
+        for index, (kind, block) in enumerate(zip(self.arrays.kinds, self._gathered, strict=True)):
             if isinstance(kind.block, Layer):
                 found = np.where(counts[..., index] > 0, np.maximum(found, block.parameters[:, None]), found)
         return found
@@ -314,20 +325,38 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
     scored, both = zeros, whole
     if logits["total"].any():
         scored = held(shape, **logits)
-        both = held(shape, **{name: kept[name] + logits[name] for name in kept}, waits=waits + logits["total"])
+        among = {name: kept[name] + _AMONG * logits[name] for name in kept}
+        both = held(shape, **among, waits=waits + _AMONG * logits["total"]) - (_AMONG - 1.0) * scored
     stages = {name: counts[name][..., -1] for name in kept}
     return Held(
         kept=both - scored,
         alone=np.where(whole > (both - scored) * _SAME, whole, 0.0),
         logits=scored,
-        goes_on=held(shape, **stages) < shape.microbatches[:, None] * stages["total"],
+        goes_on=_goes_on(shape, stages),
         all_stages=source.of(total),
         first_kept=kept["first"],
         behind_head=source.largest_layer(counts["last"]),
         waits=np.where(splits(source.table)[:, None], waits, 0.0),
-        waiting=waiting(shape, first=kept["first"], first_waits=each_waits["first"], last_waits=each_waits["last"]),
+        waiting=waiting(
+            shape,
+            first=kept["first"],
+            last=kept["last"],
+            first_waits=each_waits["first"],
+            last_waits=each_waits["last"],
+        ),
         fixed=fixed,
     )
+
+
+def _goes_on(shape: Shape, stages: Mapping[str, FloatArray]) -> BoolArray:
+    """Ranks that go forward again when they first hold as much as ever; of interleaved ones those that do when all of
+    their stages have gone back."""
+    found = held(shape, **stages) < shape.microbatches[:, None] * stages["total"]
+    rows = shape.interleaved
+    pipeline, chunks = shape.pipeline[rows, None], shape.chunks[rows, None]
+    ahead = 2.0 * (pipeline - 1.0 - shape.rank[rows]) + 2.0 * (chunks - 1.0) * pipeline + 1.0
+    found[rows] &= ahead < chunks * shape.microbatches[rows, None]
+    return found
 
 
 def in_turns(table: PlanTable) -> BoolArray:

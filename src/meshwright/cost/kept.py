@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.cost.kept_context import kept_by_meeting, traded_copies
 from meshwright.cost.kept_keys import given_features
 from meshwright.cost.kept_part import Kept
+from meshwright.cost.kept_scores import beside_written_out, mask_copy, writes_scores, written_out
 from meshwright.cost.recurrence_work import recurrence_shapes
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
@@ -108,10 +109,10 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     scores = sizes.scores * mixer.keys * heads if sizes.unfused else sizes.zeros
     if sizes.unfused:
         inside = e * m * read + sizes.score_bytes * scores
-    elif sizes.dense_masks and (mixer.sinks or mixer.softcap is not None):
-        inside = _written_out(mixer, heads, query, sizes)
+    elif writes_scores(mixer, sizes):
+        inside = written_out(mixer, heads, query, sizes)
     else:
-        mask = _mask_copy(mixer, sizes)
+        mask = mask_copy(mixer, sizes)
         given = given_features(query, held, read, sizes, masked=mask is not None)
         inside = _fused_core(
             read=query + 2.0 * held, written=query, heads=heads, inputs=given, sizes=sizes, flash=mask is None
@@ -123,10 +124,13 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     core = inside - e * m * read - (np.where(e < sizes.wide, e * heads, 0.0) if mixer.sinks else 0.0)
     width = sizes.zeros + mixer.width
     matrices = width * (2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key)
+    working = e * (m * (2.0 * query + 2.0 * held + width) + 2.0 * scores)
+    if writes_scores(mixer, sizes):
+        working = np.maximum(working, beside_written_out(mixer, heads, query, sizes))
     return Kept(
         saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes) + _value_norm(mixer, key, sizes),
         core=core,
-        working=e * (m * (2.0 * query + 2.0 * held + width) + 2.0 * scores),
+        working=working,
         ending=e * m * (query + width),
         fed=e * m * width,
         waits=e * m * (2.0 * width + 2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key),
@@ -145,30 +149,6 @@ def _fused_core(
     held = np.where(wide > e, wide * (read + written), e * inputs)
     state = 0.0 if sizes.processor else _FLASH_STATE_BYTES if flash else _MASKED_STATE_BYTES
     return m * held + m * heads * sizes.wide + state
-
-
-def _written_out(mixer: Attention, heads: FloatArray, query: FloatArray, sizes: Sizes) -> FloatArray:
-    """Queries, keys and values repeated for every head, the turned mask, and the scores after each step that keeps
-    them: the cap, the softmax (with a column of sinks), its narrow copy."""
-    m, e, wide = sizes.tokens, sizes.itemsize, sizes.wide
-    scores = sizes.scores * heads
-    column = m * heads * wide if mixer.sinks else sizes.zeros
-    capped = e * scores if mixer.softcap is not None else sizes.zeros
-    narrow = np.where(e < wide, e * scores, 0.0)
-    return 3.0 * e * m * query + capped + wide * scores + column + narrow + _mask_elements(mixer, sizes)
-
-
-def _mask_elements(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:
-    """Of the mask that a kernel is given: one for all sequences, or one each where documents or prompts differ."""
-    return sizes.scores / (1.0 if sizes.masked or mixer.prefix else sizes.batch)
-
-
-def _mask_copy(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray | None:
-    """The kernel's own copy of the mask, a number for every score of one head; None without a mask."""
-    chunk = getattr(mixer, "chunk", None)
-    narrow = any(limit is not None and limit < sizes.sequence for limit in (mixer.window, chunk))
-    dense = sizes.dense_masks and (sizes.masked or narrow or mixer.prefix > 0.0)
-    return _mask_elements(mixer, sizes) * sizes.attended if dense else None
 
 
 def _head_norms(mixer: Attention, query: FloatArray, key: FloatArray, sizes: Sizes) -> FloatArray:
@@ -219,7 +199,7 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
         values = np.where(slices, value, heads * (mixer.nope_dim + mixer.value_dim))
         inside = wide * (m * (2.0 * query + values) + sizes.scores * heads)
     else:
-        mask = _mask_copy(mixer, sizes)
+        mask = mask_copy(mixer, sizes)
         inside = _fused_core(
             read=2.0 * query + value,
             written=value,
@@ -318,9 +298,9 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
     read = np.where((part.shared is not None) & (own < m), own + m, own)
     saved = e * (read * part.width + received * (part.width + inside) + 2.0 * sent * part.width) + choices
     waits = m * (part.width + part.experts) + received * (2.0 * part.width + (3.0 if part.gated else 2.0) * h)
-    expert = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts)
+    experts = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts) / (slices * holders)
     saved = saved + _gate(part, sizes, tokens=own, beside=beside)
-    copied = sum(norm.parameters for norm in part.inner_norms) + part.width * part.experts + expert / (slices * holders)
+    copied = sum(norm.parameters for norm in part.inner_norms) + part.width * part.experts + experts
     if part.shared is not None:
         shared = hidden_copies(gated=part.shared.gated, activation=part.shared.activation)
         saved = saved + e * m * shared * part.shared.hidden / sizes.tensor
@@ -335,6 +315,7 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
         ending=e * (m * part.width - received * inside),
         waits=e * waits,
         copied=copied,
+        experts=experts,
     )
 
 

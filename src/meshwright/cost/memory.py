@@ -10,7 +10,6 @@ import numpy as np
 
 from meshwright.cost.block_bytes import Holds
 from meshwright.cost.bucket_bytes import OnTheWay, on_the_way
-from meshwright.cost.cast_experts import cast_experts
 from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.extents import Extent, by_extent
@@ -22,6 +21,8 @@ from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overf
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.parameters import (
     Shared,
+    gathered_of,
+    grid_parameters,
     local_parameters,
     owned_of,
     sharded_as,
@@ -31,8 +32,17 @@ from meshwright.cost.parameters import (
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
-from meshwright.cost.states import ZERO1, ZERO2, Local, left_bytes, state_bytes, states, without_parameters
-from meshwright.cost.table import IntArray, PlanTable
+from meshwright.cost.states import (
+    ZERO1,
+    ZERO2,
+    Local,
+    experts_apart,
+    left_bytes,
+    state_bytes,
+    states,
+    without_parameters,
+)
+from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
@@ -61,36 +71,8 @@ def memory(
     job: JobSpec,
     least: bool = False,
 ) -> Peak:
-    """Bytes on every rank shown at the rank's own peak.
-
-    The last of a run of equal ranks, of which only the ends are shown, stands for all behind the first. At the `least`
-    it is not known which moment is the peak, and that of most plans is taken.
-    """
-    at = partial(_at, table, blocks, arrays=arrays, counts=counts, model=model, group=group, job=job, least=least)
-    found = at(shape=shape)
-    between = _fullest_between(counts, shape=shape)
-    if between is None:
-        return found
-    there = at(shape=replace(shape, rank=between))
-    zeros = np.zeros(shape.rank.shape)
-    more = sum(there.parts.values(), zeros) > sum(found.parts.values(), zeros)
-    parts = {part: np.where(more, there.parts[part], held) for part, held in found.parts.items()}
-    return Peak(parts=parts, host=np.where(more, there.host, found.host))
-
-
-def _at(
-    table: PlanTable,
-    blocks: Sequence[Holds],
-    *,
-    arrays: LayoutArrays,
-    counts: Mapping[str, FloatArray],
-    shape: Shape,
-    model: ModelSpec,
-    group: NodeGroup,
-    job: JobSpec,
-    least: bool,
-) -> Peak:
-    """As `memory`, of the ranks that are shown."""
+    """Bytes on every rank shown at the rank's own peak. At the `least` it is not known which moment is the peak, and
+    that of most plans is taken."""
     features, device = software(job.software), group.device
     changed = trained_of(blocks, kinds=arrays.kinds)
     extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
@@ -127,12 +109,11 @@ def _at(
     host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
     left = overflow(host, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
-    cast, more = cast_experts(table, blocks, state, peak, entry, arrays=arrays, counts=counts, shape=shape)
     parts = {
-        MemoryPart.PARAMETERS: state.parameters - peak["freed"] - cast,
+        MemoryPart.PARAMETERS: state.parameters - peak["freed"],
         MemoryPart.GRADIENTS: peak["gradients"] - state.left,
         MemoryPart.OPTIMIZER: state.optimizer,
-        MemoryPart.ACTIVATIONS: peak["activations"] + left + cast + (0.0 if least else more),
+        MemoryPart.ACTIVATIONS: peak["activations"] + left,
         MemoryPart.LOGITS: peak["logits"],
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + state.left + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
@@ -166,6 +147,8 @@ def _local(
     `extents`."""
     arrays, counts, model = optimized.arrays, optimized.counts, optimized.model
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
+    gathered = gathered_of(blocks, kinds=arrays.kinds, table=table)
+    passing = local_parameters(table, gathered, arrays=arrays, counts=counts, model=model)
     trained, trained_owned = (
         np.asarray(sum(getattr(each.held, name) for each in extents)) for name in ("whole", "owned")
     )
@@ -178,9 +161,10 @@ def _local(
         owned=owned,
         trained=trained,
         trained_owned=trained_owned,
-        stays=among([ZERO1, ZERO2], all_=Shared(whole=whole, owned=owned), blocks=blocks).whole,
+        stays=among([ZERO1, ZERO2], all_=Shared(whole=passing, owned=owned), blocks=gathered).whole,
         summed=summed.whole,
         summed_owned=summed.owned,
+        apart=grid_parameters(table, changed, counts=counts) * experts_apart(table)[:, None],
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),
@@ -274,31 +258,6 @@ def _in_layers(blocks: Sequence[Holds], *, arrays: LayoutArrays, counts: Mapping
         block.parameters * isinstance(kind.block, Layer) for kind, block in zip(arrays.kinds, blocks, strict=True)
     ]
     return np.asarray(np.einsum("nrk,nk->nr", counts["total"][..., :-1], np.stack(values, axis=1)))
-
-
-def _fullest_between(counts: Mapping[str, FloatArray], *, shape: Shape) -> IntArray | None:
-    """For the last of every run of equal ranks the first that adds up gradients while it holds all it ever holds.
-
-    Where the first of a run holds all microbatches at once and the last does not, that rank lies between them: it holds
-    nearly as much as the first, and gradients besides. None where no run has one.
-    """
-    stages = {name: counts[name][..., -1] for name in ("first", "last", "total")}
-    most = shape.microbatches[:, None] * stages["total"]
-    on = held(shape, **stages) < most
-    before = np.roll(shape.rank, 1, axis=1)
-    apart = shape.valid & (shape.rank > before + 1) & on & ~np.roll(on, 1, axis=1)
-    apart[:, 0] = False
-    if not apart.any():
-        return None
-    for each in (counts[name] for name in ("first", "last", "total")):
-        apart &= (each == np.roll(each, 1, axis=1)).all(axis=2)
-    if not apart.any():
-        return None
-    found = np.where(apart, before + 1, shape.rank)
-    for _ in range(int((shape.rank - before)[apart].max())):
-        early = apart & (held(replace(shape, rank=found), **stages) >= most)
-        found = np.where(early, np.minimum(found + 1, shape.rank), found)
-    return found
 
 
 def _hidden_bytes(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> FloatArray:

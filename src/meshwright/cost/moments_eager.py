@@ -43,9 +43,8 @@ class EagerMoments:
         if self.splits.any():
             sends = np.where(self.splits, at.stage.half_sends, at.sends)
             early = Told(at, self.fixed + sends + root, grown=grown, freed=freed)
-        if at.follows is not None:
-            yield self._loss(at, early, here=at.here & at.follows)
         if at.stage.head.any():
+            yield self._loss(at, early)
             yield from self._head(at, told)
         if at.stage.largest.any():
             yield from self._layers(at, told)
@@ -170,7 +169,8 @@ class EagerMoments:
         several = stage.layers > 1.0
         gathered = np.where(self.splits, 0.0, self.gathered * stage.largest)
         layer = gathered * (1.0 + several) + self._layer(at) + waits
-        reduces = waits + self._reducing(stage.largest_made, stage.closing, at)
+        latest = np.where(stage.experts > 0.0, 0.0, stage.closing)
+        reduces = waits + self._reducing(stage.largest_made, latest, at)
         alone = np.where(self._in_root(stage), 0.0, head)
         yield told.moment(behind, layer + stage.ahead + flies * alone + self._gone(at, alone), done=head)
         yield told.moment(
@@ -250,11 +250,13 @@ class EagerMoments:
         )
         meeting = [] if self.way is None else [replace(step, buffers=self.fixed + self.way.after)]
         if entry.waiting.any():
+            # The layer whose half is last has all that it keeps, and nothing yet that waits.
+            own = entry.all_stages
             left = Moment(
                 gradients=self.found.summed,
-                activations=entry.waiting,
+                activations=np.maximum(entry.waiting + own.largest_kept - own.largest_waits, 0.0),
                 logits=nothing,
-                buffers=self.fixed + entry.all_stages.sends + entry.all_stages.half,
+                buffers=self.fixed + own.sends + own.half + self._gathered_layer(own),
                 here=entry.waiting > 0.0,
             )
             meeting = [*meeting, left]
@@ -268,14 +270,15 @@ class EagerMoments:
         alone = Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers, here=here)
         return [step, *meeting, alone]
 
-    def _loss(self, at: Beside, told: Told, *, here: BoolArray) -> Moment:
-        """A cap gives the gradient of its input beside what it kept. A loss of torch's own has beside the log-softmax
-        the gradients of it and of the logits, in fp32 too."""
+    def _loss(self, at: Beside, told: Told) -> Moment:
+        """Forward where that is just done, and backward. A cap gives the gradient of its input beside what it kept. A
+        loss of torch's own has beside the log-softmax the gradients of it and of the logits, in fp32 too."""
         stage = at.stage
-        chunk = _chunk_bytes(stage.loss_logits / self.compute, self.compute, kind=self.kind)
+        forward, back = _chunks_bytes(stage.loss_logits / self.compute, self.compute, kind=self.kind)
+        chunk = back if at.follows is None else np.where(at.follows, forward, back)
         chunk = np.maximum(chunk, np.where(stage.one_logits > stage.loss_logits, stage.loss_logits, 0.0))
         more = chunk if self.software.fused_loss else 2.0 * stage.one_logits
-        return replace(told.moment(at.kept, 0.0 * more, logits=at.logits + more), here=here)
+        return told.moment(at.kept, 0.0 * more, logits=at.logits + more)
 
     def _grown(self, at: Beside) -> FloatArray:
         """Bytes of gradients per parameter that are there once its unit is done, beyond those before."""
@@ -322,7 +325,8 @@ class EagerMoments:
         or stays, or its experts have given all of theirs; when it has most of its own; and, of a unit that is reduced
         whole, when it comes to the mixer. Where halves form gradients, one matrix's or one set of experts'."""
         stage = at.stage
-        both = np.where(self.sharded, self.compute, self.master + self.narrow - self.copied)
+        whole_ones = ~self.sharded | (stage.experts > 0.0)
+        both = np.where(whole_ones, self.master + self.narrow - self.copied, self.compute)
         stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master))
         whole = np.maximum(
             stage.ending + both * stage.closing, np.maximum(stage.working + stays * stage.formed, stage.mixing)
@@ -356,6 +360,7 @@ class Told:
 
     def __init__(self, at: Beside, buffers: FloatArray, *, grown: FloatArray, freed: FloatArray) -> None:
         self.at, self.buffers, self.left = at, buffers, at.logits - at.stage.one_logits
+        self.experts = np.any(at.apart) and at.stage.experts.any()
         self.grown, self.freed = grown if grown.any() else None, freed if freed.any() else None
 
     def moment(
@@ -369,7 +374,7 @@ class Told:
     ) -> Moment:
         """`dropped` are those `done` unless it is told."""
         return Moment(
-            gradients=self.at.gradients if self.grown is None else self.at.gradients + self.grown * done,
+            gradients=self._gradients(done),
             activations=activations,
             logits=self.left if logits is None else logits,
             buffers=self.buffers + buffers,
@@ -379,9 +384,23 @@ class Told:
             here=self.at.here,
         )
 
+    def _gradients(self, done: FloatArray | float) -> FloatArray:
+        found = self.at.gradients
+        found = found if self.grown is None else found + self.grown * done
+        return found + experts_grown(self.at, done) if self.experts else found
 
-def _chunk_bytes(elements: FloatArray, compute: FloatArray, *, kind: DeviceKind) -> FloatArray:
-    """Copies of one chunk: shifted, in fp32 before that where logits are not, and the last one until it is replaced."""
+
+def experts_grown(at: Beside, done: FloatArray | float) -> FloatArray:
+    """Bytes of gradients of experts apart when units that are `done` have theirs: those of the layers among them."""
+    stage = at.stage
+    layers = np.maximum(stage.made - stage.head_made - stage.embedding, 1.0)
+    return np.asarray(at.apart * stage.experts * np.clip((done - stage.head_made) / layers, 0.0, 1.0))
+
+
+def _chunks_bytes(elements: FloatArray, compute: FloatArray, *, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
+    """Copies of one chunk in the loss's forward and in its backward: in fp32 where logits are not, shifted in forward,
+    and the last one until it is replaced."""
     size = _CHUNK_ELEMENTS.get(kind, _ACCELERATOR_CHUNK_ELEMENTS)
-    chunk = np.minimum(elements, size) * np.maximum(compute, 4.0)
-    return np.asarray(chunk * (1.0 + (compute < 4.0) + (elements > size)), dtype=np.float64)
+    chunk, narrow = np.minimum(elements, size) * np.maximum(compute, 4.0), 1.0 * (compute < 4.0)
+    again = 1.0 * (elements > size)
+    return chunk * (1.0 + narrow + again), chunk * narrow * (1.0 + again)

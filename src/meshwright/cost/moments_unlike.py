@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.holding import Moment, StageHeld
-from meshwright.cost.moments_eager import EagerMoments, Told
+from meshwright.cost.moments_eager import EagerMoments, Told, experts_grown
 from meshwright.cost.peak_parts import Beside
 from meshwright.cost.unlike import End, LayerRun, Unlike
 from meshwright.cost.work import FloatArray
@@ -43,9 +43,8 @@ class UnlikeMoments(EagerMoments):
         head = self._under(unlike.head)
         buffers = self.fixed + at.sends + self._root(stage)
         told = Told(at, buffers, grown=head._grown(at), freed=head._freed(at))
-        if at.follows is not None:
-            yield self._loss(at, told, here=at.here & at.follows)
         if stage.head.any():
+            yield self._loss(at, told)
             product, formed, reduced = head._head(at, told)
             ahead = np.where(self.splits, 0.0, self._ahead(stage))
             yield from (replace(moment, buffers=moment.buffers + ahead) for moment in (product, formed))
@@ -86,7 +85,10 @@ class UnlikeMoments(EagerMoments):
 
         def moment(done: FloatArray, dropped: FloatArray, kept: FloatArray, held: FloatArray) -> Moment:
             return Moment(
-                gradients=at.gradients + behind.grown + grown * done * run.largest_made,
+                gradients=at.gradients
+                + behind.grown
+                + grown * done * run.largest_made
+                + experts_grown(at, behind.made + done * run.largest_made),
                 activations=np.maximum(at.kept - behind.kept - kept * run.largest_kept, 0.0),
                 logits=left,
                 buffers=held + self._gone(at, behind.made + done * run.largest_made),
@@ -125,7 +127,8 @@ class UnlikeMoments(EagerMoments):
         last = replace(
             at,
             stage=replace(at.stage, made=unit),
-            gradients=at.gradients + behind.grown,
+            gradients=at.gradients + behind.grown + at.apart * at.stage.experts,
+            apart=0.0,
             freed=at.freed + behind.freed,
         )
         told = Told(

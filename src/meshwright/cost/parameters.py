@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.cost.block_bytes import BlockBytes, Holds
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
+from meshwright.cost.states import experts_apart
 from meshwright.cost.table import PlanTable
 from meshwright.cost.vocabulary import table_elements
 from meshwright.cost.work import FloatArray
@@ -21,6 +22,17 @@ def trained_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind]) -> list[Holds]
         block if kind.backward is Backward.WHOLE else untrained(block)
         for kind, block in zip(kinds, blocks, strict=True)
     ]
+
+
+def gathered_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind], table: PlanTable) -> list[Holds]:
+    """The blocks as though they had no experts that are gathered from nobody."""
+    return [_without_lone(block, kind.rows(table)) for kind, block in zip(kinds, blocks, strict=True)]
+
+
+def _without_lone(block: Holds, rows: PlanTable) -> Holds:
+    experts = np.where(experts_apart(rows), block.expert_parameters, 0.0)
+    parameters = block.parameters - experts
+    return _Less(bytes=block.bytes, parameters=parameters, expert_parameters=block.expert_parameters - experts)
 
 
 def untrained(block: Holds) -> Holds:

@@ -9,7 +9,7 @@ the gradients of stages that are done. A backward that another one cannot be bel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -79,6 +79,7 @@ def _second(at: Rows) -> Beside:
         kept=np.maximum(entry.kept - np.where(goes_on, 0.0, one), 0.0),
         logits=np.maximum(entry.logits - np.where(goes_on, 0.0, stage.one_logits), 0.0),
         gradients=found.summed,
+        apart=np.where(several, 0.0, found.apart),
         freed=0.0,
         sends=stage.sends,
         waits=entry.waits,
@@ -117,6 +118,7 @@ def _first(at: Rows, second: Beside) -> Beside:
         kept=entry.kept,
         logits=entry.logits,
         gradients=found.before,
+        apart=found.apart,
         sums=found.before > found.left,
         ends=~several,
         follows=np.ones_like(entry.goes_on),
@@ -125,20 +127,21 @@ def _first(at: Rows, second: Beside) -> Beside:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Of some stages of a rank the bytes that a microbatch keeps, trained parameters, those of them whose gradients are
-    summed whole, and those that stay whole until their stage ends."""
+    """Of some stages of a rank the bytes that a microbatch keeps, trained parameters and beside them those of experts
+    apart, those of them whose gradients are summed whole, and those that stay whole until their stage ends."""
 
     kept: FloatArray
     made: FloatArray
+    experts: FloatArray
     added: FloatArray
     stays: FloatArray
 
     @classmethod
     def of(cls, stage: StageHeld) -> _Sums:
-        return cls(stage.one_kept, stage.made, stage.added, stage.stays)
+        return cls(stage.one_kept, stage.made, stage.experts, stage.added, stage.stays)
 
     def less(self, *others: _Sums) -> _Sums:
-        names = ("kept", "made", "added", "stays")
+        names = [field.name for field in fields(self)]
         parts = {name: sum((getattr(other, name) for other in others), 0.0 * self.kept) for name in names}
         return _Sums(**{name: np.maximum(getattr(self, name) - part, 0.0) for name, part in parts.items()})
 
@@ -162,7 +165,7 @@ def _places(at: Rows, counts: Mapping[str, FloatArray], count: Count) -> Iterato
     ahead, behind = _Sums.of(first), _Sums.of(last)
     nothing = whole.less(whole)
     yield _Place(stage=last, below=whole.less(behind), above=nothing, begun=1.0 / chunks, last=True)
-    if (at.setting.breadth_first & (chunks > 2.0)).any():
+    if ((at.setting.breadth_first | ~at.entry.goes_on) & (chunks > 2.0)).any():
         between = (counts["total"] - counts["first"] - counts["last"]) / np.maximum(chunks - 2.0, 1.0)[..., None]
         inner = count(between)
         yield _Place(stage=inner, below=whole.less(behind, _Sums.of(inner)), above=behind, begun=2.0 / chunks)
@@ -175,11 +178,12 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
     found, entry, setting, own = at.found, at.entry, at.setting, place.stage
     m = setting.microbatches
     apart = setting.breadth_first | ~entry.goes_on
-    most, scores = m * (place.below.kept + own.one_kept), m * own.one_logits
+    most = np.minimum(m * (place.below.kept + own.one_kept), np.maximum(entry.kept, entry.alone))
+    scores = m * own.one_logits
     # Gradients that lie in buckets are there before any backward.
     there = found.before > found.left
     after = np.where(there, 0.0, setting.master * np.where(setting.sharded, found.share, 1.0))
-    done = found.before + after * place.above.made
+    done = found.before + after * place.above.made + found.apart * place.above.experts
     row = np.where(setting.shared, own.whole - own.stays, 0.0)
     first = Beside(
         stage=own,
@@ -187,6 +191,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
         kept=most,
         logits=scores,
         gradients=done,
+        apart=found.apart,
         freed=setting.compute * (place.above.stays - row),
         sends=entry.all_stages.sends * np.where(setting.breadth_first, place.begun, 1.0),
         waits=entry.waits,
@@ -199,7 +204,11 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
         here=apart & (m > 1.0),
         kept=most - own.one_kept,
         logits=scores - own.one_logits,
-        gradients=done + after * own.made + np.where(there, 0.0, setting.master - after) * own.added,
+        gradients=done
+        + after * own.made
+        + found.apart * own.experts
+        + np.where(there, 0.0, setting.master - after) * own.added,
+        apart=0.0,
         sums=m > 1.0,
         ends=m == 2.0,
         follows=None,
@@ -215,7 +224,11 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
             logits=own.one_logits,
             gradients=second.gradients
             + np.where(
-                apart, 0.0, after * place.below.made + np.where(there, 0.0, setting.master - after) * place.below.added
+                apart,
+                0.0,
+                after * place.below.made
+                + found.apart * place.below.experts
+                + np.where(there, 0.0, setting.master - after) * place.below.added,
             ),
             ends=m > 1.0,
         )

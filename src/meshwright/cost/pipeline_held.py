@@ -49,11 +49,14 @@ def held(
     return np.where(_mask(shape, Kind.DUAL_PIPE_V), down * first + up * last, found)
 
 
-def waiting(shape: Shape, *, first: FloatArray, first_waits: FloatArray, last_waits: FloatArray) -> FloatArray:
+def waiting(
+    shape: Shape, *, first: FloatArray, last: FloatArray, first_waits: FloatArray, last_waits: FloatArray
+) -> FloatArray:
     """What ranks of V shapes hold when most of their microbatches are between the halves of their backwards: `first` of
     each that is on its way forward, and what a microbatch leaves there of either stage; zeros of other ranks.
 
-    Of zb-v's rank r all that are on their way up wait, on both stages, and of dualpipe-v's every other one.
+    Of zb-v's rank r all that are on their way up wait, on both stages, and of dualpipe-v's every other one. Or one
+    alone waits when as many as ever are on their way: what it has computed again is more than it kept before.
     """
     microbatches, rank = shape.microbatches[:, None], shape.rank
     ahead = shape.pipeline[:, None] - 1.0 - rank
@@ -63,6 +66,8 @@ def waiting(shape: Shape, *, first: FloatArray, first_waits: FloatArray, last_wa
     found = np.minimum(ahead, microbatches) * first + left
     alone = np.minimum(2.0 * ahead + 1.0, microbatches) * first + last_waits
     found = np.where(rank == 0.0, np.maximum(found, alone), found)
+    down, turned = np.minimum(2.0 * ahead + rank + 2.0, microbatches), np.minimum(rank, microbatches)
+    found = np.maximum(found, (down - 1.0) * first + turned * last + first_waits)
     return np.where(_mask(shape, Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V), found, 0.0)
 
 

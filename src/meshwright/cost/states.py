@@ -64,9 +64,9 @@ class Local:
     """Parameters of every rank, shape (rows, ranks): `whole` before sharding and `owned` after it; `layers` of the
     former are in layers. `trained` and `trained_owned` are what of both has gradients. Of what is sharded, `stays` are
     those of `whole` that no pass frees, `summed` those of `trained` whose gradients are summed whole, and
-    `summed_owned` what this rank owns of those. `moments` are bytes of the optimizer's state, and `step` those that one
-    step of it needs for a moment; `left` what is kept of gradients that do not travel whole, and `repeated` those of
-    `trained_owned` whose gradients replicas sum."""
+    `summed_owned` what this rank owns of those; experts that lie whole on their rank are `apart`. `moments` are bytes
+    of the optimizer's state, and `step` those that one step of it needs for a moment; `left` what is kept of gradients
+    that do not travel whole, and `repeated` those of `trained_owned` whose gradients replicas sum."""
 
     whole: FloatArray
     owned: FloatArray
@@ -75,6 +75,7 @@ class Local:
     stays: FloatArray
     summed: FloatArray
     summed_owned: FloatArray
+    apart: FloatArray
     layers: FloatArray
     moments: FloatArray
     step: FloatArray
@@ -89,7 +90,8 @@ class States:
     Gradients that exist `before` a step's first backward, `summed` over microbatches once there are any, and `after`
     the last one; `step` is what the optimizer needs for a moment. Of the parameters those `gathered` are copies of what
     other ranks own, which are dropped as backwards end; `share` is the part of a trained parameter whose gradient is
-    here in the end. `left` of the gradients is what rounding or compressing them leaves from step to step.
+    here in the end, but of experts apart: of those the step's first backward adds `apart` bytes each. `left` of the
+    gradients is what rounding or compressing them leaves from step to step.
     """
 
     parameters: FloatArray
@@ -100,6 +102,7 @@ class States:
     step: FloatArray
     gathered: FloatArray
     share: FloatArray
+    apart: FloatArray | float = 0.0
     left: FloatArray | float = 0.0
 
 
@@ -136,15 +139,17 @@ def _masters(table: PlanTable, local: Local) -> States:
     sharded, left = (table.sharding > 0)[:, None], local.left
     bucketed = ~sharded & ((table.meeting * table.context)[:, None] > 1)
     share = (local.summed + local.trained_owned - local.summed_owned) * master
+    experts, met = local.apart * master, experts_meet(table)[:, None]
     return States(
         parameters=local.owned * master + local.stays * compute,
         optimizer=local.moments,
         step=local.step,
-        before=np.where(bucketed, share, 0.0) + left,
+        before=np.where(bucketed, share - experts, 0.0) + np.where(met, experts, 0.0) + left,
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
         gathered=local.stays * compute,
-        share=local.trained_owned / np.maximum(local.trained, 1.0),
+        share=(local.trained_owned - local.apart) / np.maximum(local.trained - local.apart, 1.0),
+        apart=np.where(met, 0.0, master),
         left=left,
     )
 
@@ -163,6 +168,18 @@ def left_bytes(table: PlanTable, *, trained: FloatArray, owned: FloatArray) -> F
     within = np.where(sharded, 1.0 * (inside > 1), both[0] + both[1])
     apart = np.where(sharded, both[0], 0.0)
     return np.asarray(trained * (narrow * within)[:, None] + owned * (narrow * apart)[:, None])
+
+
+def experts_apart(table: PlanTable) -> BoolArray:
+    """Rows whose experts lie whole on their ranks: none is gathered, and gradients of theirs meet, if at all, in
+    buckets of their own; shape (rows,)."""
+    return np.asarray(table.on_grid & ((table.sharding == 0) | (table.expert_divided == 1)))
+
+
+def experts_meet(table: PlanTable) -> BoolArray:
+    """Rows some of whose ranks hold the same experts and sum whole gradients of them, shape (rows,)."""
+    shards = np.where(table.sharding == 0, table.expert_divided, 1)
+    return np.asarray(experts_apart(table) & (shards * table.expert_replicas > 1))
 
 
 def replicas_meeting(table: PlanTable) -> IntArray:

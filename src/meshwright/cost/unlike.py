@@ -11,7 +11,7 @@ from meshwright.cost.block_bytes import Holds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.offload import keeps_parameters_away
 from meshwright.cost.parameters import owned_parameters
-from meshwright.cost.states import ZERO1, ZERO3, replicas_meeting
+from meshwright.cost.states import ZERO1, ZERO3, experts_apart, replicas_meeting
 from meshwright.cost.synchronize import turns
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
@@ -45,8 +45,8 @@ def shards(kinds: Sequence[Kind], blocks: Sequence[Holds], table: PlanTable) -> 
 
 def _shards(table: PlanTable, block: Holds, shared: BoolArray) -> Shards:
     sharding, sharded = table.sharding, table.sharding > 0
-    whole = np.maximum(block.parameters, 1.0)
-    apart = np.where(table.on_grid, block.expert_parameters, 0.0)
+    apart = np.where(table.on_grid & ~experts_apart(table), block.expert_parameters, 0.0)
+    whole = np.maximum(block.parameters - np.where(experts_apart(table), block.expert_parameters, 0.0), 1.0)
     stays = ~keeps_parameters_away(table) | (replicas_meeting(table) > 1)
     return Shards(
         frees=1.0 * ((sharding == ZERO3) & ~shared),

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.block_bytes import BlockBytes
+from meshwright.cost.block_bytes import FULL, BlockBytes
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory
 from meshwright.cost.offload import away_seconds, optimizes_away
@@ -17,7 +17,7 @@ from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import software
-from meshwright.cost.states import state_bytes
+from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BYTES, BlockLeast, Least
@@ -32,6 +32,7 @@ from meshwright.spec.plan import Offload, ScheduleKind
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 _AWAY = OFFLOADS.index(Offload.OPTIMIZER)
+_WORKING = ("working", "half", "ending", "mixing", "opening")
 _ALL_AWAY = OFFLOADS.index(Offload.PARAMETERS)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
@@ -249,7 +250,7 @@ class Bounds:
         for group in self._cluster.groups:
             peak = memory(
                 table,
-                _as_blocks(blocks, at),
+                _as_blocks(blocks, at, table),
                 arrays=arrays,
                 counts=counts,
                 shape=shape,
@@ -291,9 +292,15 @@ class _Held:
     expert_parameters: Floats
 
 
-def _as_blocks(found: BlockLeast, rows: Ids) -> list[_Held]:
-    """As memory reads them: bytes and parameters of the chosen rows, kind by kind."""
+def _as_blocks(found: BlockLeast, rows: Ids, table: PlanTable) -> list[_Held]:
+    """As memory reads them: bytes and parameters of the chosen rows, kind by kind. They were told as though no rank
+    had a part of an expert, so that copies of whole ones are among them."""
     columns = {name: getattr(found, name).take(rows, axis=0) for name in (*BYTES, "parameters", "apart")}
+    divided = ~experts_apart(table)[:, None]
+    again = (table.recompute == FULL)[:, None]
+    for names, those in ((("kept",), divided & ~again), (_WORKING, divided & again)):
+        for name in names:
+            columns[name] = np.where(those, columns[name] - columns["cast"], columns[name])
     return [
         _Held(
             parameters=columns["parameters"][:, kind],

@@ -61,6 +61,7 @@ class BlockLeast:
     opening: Floats
     waits: Floats
     logits: Floats
+    cast: Floats
     parameters: Floats
     apart: Floats
 
