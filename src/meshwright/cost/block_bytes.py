@@ -104,6 +104,10 @@ def block_bytes(
     away = np.where(keeps_away(kind, table), held - np.where(full, 0.0, copies), 0.0)
     repeats = selective if chosen is None else np.zeros_like(selective)
     beside = beside_kept(parts, block, sizes, inverse=inverse, again=repeats, stays=(away > 0.0) & ~full)
+    if trains:
+        # One by one the gradients of all experts come before they are one tensor.
+        each = np.where(sizes.groups_experts[inverse], 0.0, experts)
+        beside["ending"] = beside["ending"] + state_bytes(table).compute * each
     if chosen is not None:
         beside["working"] = beside["working"] + np.where(selective, core, 0.0)
     return BlockBytes(

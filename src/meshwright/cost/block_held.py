@@ -1,6 +1,8 @@
-"""What one block adds to what the stage that has it holds: bytes of a microbatch, and its parameters."""
+"""What one block adds to what the stage that has it holds: bytes of a pass, which a slice may be, and parameters."""
 
 from __future__ import annotations
+
+from dataclasses import fields
 
 import numpy as np
 
@@ -17,6 +19,7 @@ from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, 
 def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
     """What one block of `kind` adds to StageHeld, shape (rows,)."""
     block, trains = kind.block, kind.backward is Backward.WHOLE
+    held = {field.name: getattr(priced.bytes, field.name) / table.slices for field in fields(priced.bytes)}
     if isinstance(block, Layer):
         sparse = isinstance(block.transform, Mixture)
         tensor = table.tensor.astype(np.float64)
@@ -24,23 +27,23 @@ def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> 
         thin = closing_elements(block, tensor)
         closing = _closing(block) / slices if thin is None else thin
         compute = state_bytes(table).compute
-        at_core = np.asarray(priced.bytes.mixing) + compute * _before_core(block, priced, tensor) * trains
         gathered = priced.parameters - np.where(experts_apart(kind.rows(table)), priced.expert_parameters, 0.0)
-        at_first = np.asarray(priced.bytes.opening) + compute * priced.parameters * trains
+        at_core = held["mixing"] + compute * _before_core(block, priced, tensor) * trains
+        at_first = held["opening"] + compute * priced.parameters * trains
         return {
-            "working": priced.bytes.working,
-            "half": priced.bytes.half + 0.0 * tensor,
-            "ending": priced.bytes.ending + compute * (_experts(block) / slices * trains),
+            "working": held["working"],
+            "half": held["half"],
+            "ending": held["ending"],
             "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first), 0.0),
             "largest": gathered,
             "largest_made": gathered * trains,
-            "largest_kept": priced.bytes.kept,
-            "largest_waits": priced.bytes.waits + 0.0 * tensor,
+            "largest_kept": held["kept"],
+            "largest_waits": held["waits"],
             "closing": closing * trains,
             "formed": 0.0 * slices if sparse else closing * trains,
         }
     if isinstance(block, Embedding):
-        return {"working": priced.bytes.working, "embedding": priced.parameters * trains}
+        return {"working": held["working"], "embedding": priced.parameters * trains}
     tied = table_elements(model.head, table) * float(model.head.tied)
     head = np.maximum(priced.parameters, tied)
     return {
@@ -48,11 +51,11 @@ def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> 
         "head_made": head * trains,
         "tied": tied * trains,
         "head_own": priced.parameters,
-        "head_kept": priced.bytes.kept,
-        "head_waits": priced.bytes.waits + 0.0 * head,
-        "head_working": priced.bytes.working,
-        "one_logits": priced.bytes.logits,
-        "loss_logits": priced.bytes.logits / (1.0 if block.softcap is None else 2.0),
+        "head_kept": held["kept"],
+        "head_waits": held["waits"],
+        "head_working": held["working"],
+        "one_logits": held["logits"],
+        "loss_logits": held["logits"] / (1.0 if block.softcap is None else 2.0),
     }
 
 

@@ -57,20 +57,20 @@ _ONES = (
 class StageHeld:
     """What the blocks of one stage hold, or those of all stages of a rank, shape (rows, ranks).
 
-    Bytes of one microbatch: `one_kept` on all blocks, `head_kept`, `one_logits`, `largest_kept` of a layer,
-    `loss_logits` of the copy that the loss reads; between the halves of a split backward `head_waits` and
-    `largest_waits` are left. Beside a layer's backward `working`, in the earlier half of a split one `half`, when its
-    last product has both gradients `ending`, when it comes to the mixer `mixing`; beside the head's `head_working`.
-    Parameters: of all blocks those `whole` and those `made` that have gradients, beside the `experts` with gradients
-    that are apart; `largest` layer, `behind_head` that of
-    the head's own stage, `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`,
-    `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that multiplies
-    with the table, and `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those
-    made `added` are summed whole. `sends` bytes of gradients on their way to other stages and of room for what comes,
-    and in the earlier half of a split backward `half_sends`. Of `layers` that keep what they keep in the host's memory
-    the next one's comes back while one goes back: `ahead`. Until a stage's backward is done it has what it `sent`, and
-    of what `entered` it or came of its table that or its gradient: `apart` from what layers keep where that is away.
-    `unlike` is what blocks hold that are sharded in unlike ways, where rows have them.
+    Bytes of one pass, of a microbatch or a slice of one: `one_kept` on all blocks, `head_kept`, `one_logits`,
+    `largest_kept` of a layer, `loss_logits` of the copy that the loss reads; between the halves of a split backward
+    `head_waits` and `largest_waits` are left. Beside a layer's backward `working`, in the earlier half of a split one
+    `half`, when its last product has both gradients `ending`, when it comes to the mixer `mixing`; beside the head's
+    `head_working`. Parameters: of all blocks those `whole` and those `made` that have gradients, beside the `experts`
+    with gradients that are apart; `largest` layer, `behind_head` that of the head's own stage, `head`, and what of
+    layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's last product,
+    `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and `head_own` beside
+    it. Of those whole `stays` are sharded and yet freed by no pass, and of those made `added` are summed whole. `sends`
+    bytes of gradients on their way to other stages and of room for what comes, and in the earlier half of a split
+    backward `half_sends`. Of `layers` that keep what they keep in the host's memory the next one's comes back while one
+    goes back: `ahead`. Until a stage's backward is done it has what it `sent`, and of what `entered` it or came of its
+    table that or its gradient: `apart` from what layers keep where that is away. `unlike` is what blocks hold that are
+    sharded in unlike ways, where rows have them.
     """
 
     one_kept: FloatArray
@@ -183,13 +183,17 @@ class Holdings:
         return shards(self.arrays.kinds, self.blocks, self.table)
 
     @cached_property
+    def _slices(self) -> FloatArray:
+        return self.table.slices.astype(np.float64)
+
+    @cached_property
     def unlike(self) -> BoolArray:
         """Rows whose blocks are sharded in unlike ways."""
         return np.array([layout.shards_unlike for layout in self.table.layouts])[self.table.layout]
 
     def of(self, counts: FloatArray, rows: IntArray | None = None) -> StageHeld:
         """Of the blocks that are counted, (rows, ranks, kinds + 1); of the rows chosen, where some are."""
-        zeros = np.zeros(counts.shape[:2])
+        zeros, slices = np.zeros(counts.shape[:2]), self._slices
         most, sums = dict.fromkeys(_ONES, zeros), dict.fromkeys(_SUMS, zeros)
         for index, (kind, block) in enumerate(zip(self.arrays.kinds, self.blocks, strict=True)):
             number = counts[..., index]
@@ -198,7 +202,7 @@ class Holdings:
                 continue
             for name, values in self._each[index].items():
                 most[name] = np.where(here, np.maximum(most[name], _chosen(values, rows)), most[name])
-            held, own = number * _chosen(block.bytes.kept, rows), self._gathered[index].parameters
+            held, own = number * _chosen(block.bytes.kept / slices, rows), self._gathered[index].parameters
             parameters = number * _chosen(own, rows)
             apart = number * _chosen(block.parameters - own, rows)
             sums["one_kept"], way = sums["one_kept"] + held, self._shards[index]
@@ -215,10 +219,10 @@ class Holdings:
             if isinstance(kind.block, Layer):
                 sums["layers"] = sums["layers"] + number
         if self.eager:
-            sums["one_kept"] = sums["one_kept"] + self.passed_on(counts, rows)
+            sums["one_kept"] = sums["one_kept"] + self.passed_on(counts, rows) / _chosen(slices, rows)
         away = self._away(counts, rows)
         ahead = zeros if away is None else np.where(away[1] > 1.0, away[0], 0.0)
-        (sends, half_sends), hidden = self._on_the_way(counts, rows), _chosen(self.hidden * self.eager, rows)
+        (sends, half_sends), hidden = self._on_the_way(counts, rows), _chosen(self.hidden / slices * self.eager, rows)
         return StageHeld(
             **most,
             **sums,
@@ -294,9 +298,12 @@ class Holdings:
     def _on_the_way(self, counts: FloatArray, rows: IntArray | None) -> tuple[FloatArray, FloatArray]:
         """Hidden features on their way at once: gradients that a stage has sent, and what it makes room for; and in the
         earlier half of a split backward, before which no room is made."""
-        turns, hidden = self.turns if rows is None else self.turns[rows], _chosen(self.hidden, rows)
+        turns = self.turns if rows is None else self.turns[rows]
+        hidden, passes = (
+            _chosen(values, rows) for values in (self.hidden / self._slices, self.table.microbatches * self._slices)
+        )
         receives = self._receives(counts) - (turns & (counts[..., -1] > 1.0))
-        sent = receives * _chosen(np.minimum(_PATIENT_SENDS, self.table.microbatches - 1.0), rows)
+        sent = receives * np.minimum(_PATIENT_SENDS, passes - 1.0)
         return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * sent)
 
 

@@ -260,11 +260,18 @@ def hidden_copies(*, gated: bool, activation: Activation) -> float:
     return (3.0 if relu else 4.0) if gated else (1.0 if relu else 2.0)
 
 
+def _hidden_beside(*, gated: bool, activation: Activation) -> float:
+    """Copies that the activation's backward has beside those: gradients of what it gave and read, where the last
+    product's input is gone and no relu needs it, and what a clamped gate forms again."""
+    if gated and activation is Activation.CLAMPED_SWIGLU:
+        return 4.5
+    return 2.0 if gated or activation in (Activation.RELU, Activation.RELU_SQUARED) else 1.0
+
+
 def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
     m, e, h = sizes.tokens, sizes.itemsize, part.hidden / sizes.tensor
     inside = hidden_copies(gated=part.gated, activation=part.activation) * h
-    # The gradients of what the activation gave and read, where the last product's input is gone and no relu needs it.
-    beside = 2.0 if part.gated or part.activation in (Activation.RELU, Activation.RELU_SQUARED) else 1.0
+    beside = _hidden_beside(gated=part.gated, activation=part.activation)
     late = 0.0 if part.activation is Activation.RELU and not part.gated else h
     return Kept(
         saved=e * m * (part.width + inside),
@@ -280,10 +287,11 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> Kept:
 def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept:
     """Router, rows sorted by expert, experts, and rows before and after their weights.
 
-    Backward has most when rows are given their weights' gradients, of which forward kept one set that is gone by then,
-    and when the experts' are all there. Of every choice the index of its expert, its place in the order twice, its
-    weight before and after sorting. On a grid of experts a rank routes its own tokens, sends the choices of those and
-    receives others; a shared branch reads the tokens of all tensor ranks beside them.
+    Backward has most when rows are given their weights' gradients, of which forward kept one set that is gone by then;
+    when the experts' are all there; and, of experts in one kernel, at their activation. Of every choice the index of
+    its expert, its place in the order twice, its weight before and after sorting. On a grid of experts a rank routes
+    its own tokens, sends the choices of those and receives others; a shared branch reads the tokens of all tensor ranks
+    beside them.
     """
     m, e = sizes.tokens, sizes.itemsize
     grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
@@ -309,9 +317,11 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
         copied = copied + part.shared.matrix_parameters / sizes.tensor
     if part.shared_gate:
         saved, waits, copied = saved + e * m * (part.width + 1.0), waits + m, copied + part.width
+    hidden = _hidden_beside(gated=part.gated, activation=part.activation) * received * h - 2.0 * sent * part.width
+    least = 2.0 * sent * part.width
     return Kept(
         saved=saved,
-        working=e * (m * part.width + 2.0 * sent * part.width),
+        working=e * (m * part.width + np.where(sizes.groups_experts, np.maximum(hidden, least), least)),
         ending=e * (m * part.width - received * inside),
         waits=e * waits,
         copied=copied,

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.holding import Moment, StageHeld
-from meshwright.cost.moments_eager import EagerMoments, Told, experts_grown
+from meshwright.cost.moments_eager import EagerMoments
 from meshwright.cost.peak_parts import Beside
+from meshwright.cost.told import Told, experts_grown
 from meshwright.cost.unlike import End, LayerRun, Unlike
 from meshwright.cost.work import FloatArray
 

@@ -77,16 +77,28 @@ def _parts(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
 def _mixer(layer: Layer, mixer: Mixer, sizes: Sizes) -> PartWork:
     length = int(sizes.sequence)
     flops = score_flops_per_token(layer, length) * sizes.tokens / sizes.tensor
-    if not isinstance(mixer, Recurrence) and _is_dense(mixer, sizes):
-        chunk, causal = getattr(mixer, "chunk", None), getattr(mixer, "causal", True)
-        prefix = prefix_tokens(length, mixer.prefix)
-        seen = visible_keys(length, mixer.window, chunk, causal=causal, prefix=prefix)
-        flops = flops * np.where(np.asarray(sizes.context) > 1.0, 1.0, sizes.sequence / seen)
+    if not isinstance(mixer, Recurrence):
+        flops = flops * np.where(np.asarray(sizes.context) > 1.0, 1.0, _beside_seen(mixer, sizes))
     if isinstance(mixer, Attention):
         return _attention(mixer, flops, sizes)
     if isinstance(mixer, LatentAttention):
         return _latent_attention(mixer, flops, sizes)
     return recurrence_work(mixer, sizes)
+
+
+def _beside_seen(mixer: Attention | LatentAttention, sizes: Sizes) -> FloatArray:
+    """Scores that a kernel works out for each that is seen: under a dense mask all, and of a slice behind the first
+    those of its queries to all keys up to its last."""
+    length, slices = int(sizes.sequence), sizes.slices + sizes.zeros
+    dense = _is_dense(mixer, sizes)
+    cut = (slices > 1.0) & bool(sizes.dense_masks)
+    if not dense and not cut.any():
+        return sizes.zeros + 1.0
+    chunk, causal = getattr(mixer, "chunk", None), getattr(mixer, "causal", True)
+    seen = visible_keys(length, mixer.window, chunk, causal=causal, prefix=prefix_tokens(length, mixer.prefix))
+    first = 0.0 if dense else (1.0 - slices / length) / (2.0 * slices)  # the first has no mask of its own
+    keys = length * ((1.0 + 1.0 / slices) / 2.0 - first / slices)
+    return np.where(cut, keys, length if dense else seen) / seen
 
 
 def _is_dense(mixer: Attention | LatentAttention, sizes: Sizes) -> bool:

@@ -28,7 +28,7 @@ _ROUNDED = np.asarray([0.0 if entry is None else entry.block_bytes / entry.eleme
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What decides how long what lives, shape (rows, 1).
+    """What decides how long what lives, shape (rows, 1). Every slice of one of its `microbatches` counts as one.
 
     Bytes of a parameter: `master`, `compute`, `reduced` as it is summed, `rounded` as it travels where that is in fewer
     bits (or 0), and `read` beside one that is read then, `narrow` of a gradient that is widened, `copied` of a matrix's
@@ -66,7 +66,7 @@ class Setting:
         rounded = _ROUNDED[table.gradient_precision]
         narrow = np.where(compute < sizes.master, compute, 0.0)
         found = {
-            "microbatches": shape.microbatches,
+            "microbatches": shape.microbatches * table.slices,
             "pipeline": shape.pipeline,
             "chunks": shape.chunks,
             "in_turns": in_turns(table),

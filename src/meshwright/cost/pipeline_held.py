@@ -67,7 +67,8 @@ def waiting(
     alone = np.minimum(2.0 * ahead + 1.0, microbatches) * first + last_waits
     found = np.where(rank == 0.0, np.maximum(found, alone), found)
     down, turned = np.minimum(2.0 * ahead + rank + 2.0, microbatches), np.minimum(rank, microbatches)
-    found = np.maximum(found, (down - 1.0) * first + turned * last + first_waits)
+    most = (down - 1.0) * first + turned * last + first_waits
+    found = np.where(first_waits > first, np.maximum(found, most), found)
     return np.where(_mask(shape, Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V), found, 0.0)
 
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
 
 FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,12 @@ class Sizes:
     def casts(self) -> FloatArray:
         """Bytes per element to widen or narrow once; 0 where activations are wide already."""
         return np.where(self.itemsize < 4.0, self.itemsize + 4.0, 0.0)
+
+    @property
+    def groups_experts(self) -> BoolArray:
+        """Whether one kernel makes a product of all experts (nn/grouped.py): on accelerators, of halves as they are."""
+        whole = self.kept_itemsize == self.itemsize
+        return np.asarray((self.itemsize == 2.0) & whole & (not self.processor))
 
     @property
     def attended(self) -> FloatArray:

@@ -61,10 +61,10 @@ class _ClampedSwiglu(torch.autograd.Function):
         gate, up = ctx.saved_tensors
         clamped = gate.clamp(max=LIMIT)
         share = torch.sigmoid(SLOPE * clamped)
-        slope = share + SLOPE * clamped * share * (1.0 - share)
-        lifted = up.clamp(min=-LIMIT, max=LIMIT) + 1.0
-        to_gate = grads[0] * lifted * slope * (gate <= LIMIT)
-        return to_gate, grads[0] * clamped * share * (up.abs() <= LIMIT)
+        to_up = (grads[0] * clamped).mul_(share).masked_fill_(up.abs() > LIMIT, 0.0)
+        slope = clamped.mul_(SLOPE).mul_(1.0 - share).add_(1.0).mul_(share)
+        to_gate = up.clamp(min=-LIMIT, max=LIMIT).add_(1.0).mul_(grads[0]).mul_(slope)
+        return to_gate.masked_fill_(gate > LIMIT, 0.0), to_up
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +84,7 @@ class Bounds:
 
     def shared(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches of `table`, whatever else it chooses, shape (rows,)."""
-        forward, backward = self._either(table, frames)
+        forward, backward = self._either(table, frames, cuts=self._least.cuts)
         work = (forward + backward) @ self._number * table.microbatches / table.pipeline
         return np.asarray(np.maximum(work, self._carried(table, table.microbatches.astype(np.float64))))
 
@@ -93,14 +96,16 @@ class Bounds:
         work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
         return np.asarray(np.maximum(work, self._crossed(table, forward, backward)))
 
-    def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
-        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
+    def _either(self, table: PlanTable, frames: Ids, *, cuts: Sequence[bool] | None = None) -> tuple[Floats, Floats]:
+        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not; in slices or not, as `cuts` says
+        or else every row."""
         found = []
-        for sharded in (False, True):
-            blocks, at = self._least.of(table, frames=frames, sharded=np.full(len(table), sharded))
+        rows = [table.slices > 1] if cuts is None else [np.full(len(table), cut) for cut in cuts]
+        for sharded, cut in product((False, True), rows):
+            blocks, at = self._least.of(table, frames=frames, sharded=np.full(len(table), sharded), cut=cut)
             found.append((blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0)))
-        (forward, backward), (other, back) = found
-        return np.minimum(forward, other), np.minimum(backward, back)
+        forward, backward = (reduce(np.minimum, values) for values in zip(*found, strict=True))
+        return forward, backward
 
     def _entered(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
         """Seconds before every rank's first work and after its last, of blocks of those seconds (rows, kinds)."""
@@ -120,7 +125,7 @@ class Bounds:
         Rows side by side that differ only in the ranks that state is sharded over have one work.
         """
         table = _effective(table)
-        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=table.slices > 1)
         alike = np.stack([at, table.layout, table.schedule, table.slices, table.microbatches])
         starts = np.flatnonzero(np.append(True, (alike[:, 1:] != alike[:, :-1]).any(axis=0)))
         found = self._work(table.take(starts), blocks.take(at[starts]))
@@ -232,7 +237,8 @@ class Bounds:
         They are the first of those with most parameters in layers, the first rank and the last.
         """
         table = _effective(table)
-        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0)
+        whole = np.zeros(len(table), dtype=np.bool_)
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=whole)
         arrays, layout = self._count(table), table.layout[:, None]
         ends = self._fullest[table.layout, :ranks]
         names = ("total", "first", "last", "first_upto", "last_upto")

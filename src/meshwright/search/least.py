@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial, reduce
 
 import numpy as np
@@ -79,7 +79,7 @@ class BlockLeast:
 
 class Least:
     """Blocks of `kinds` under every setting of a space: how a layer is divided, the precision, the microbatch, what is
-    computed again, whether activations are away, and whether anything is sharded.
+    computed again, whether activations are away, whether anything is sharded, and whether it is done in slices.
 
     Of unlike machines the least of each figure, on as few devices as hold one microbatch: more are never faster.
     """
@@ -95,17 +95,20 @@ class Least:
         self._model, self._cluster, self._job = model, cluster, job
         again, away = space.rungs
         leaves = sorted({int(value == _KEPT_AWAY) for value in away})
-        self._ways = np.array([(r * 2 + a) * 2 + s for r in again for a in leaves for s in (0, 1)], dtype=np.int64)
+        ways = [(r * 2 + a) * 2 + s for r in again for a in leaves for s in (0, 1)]
+        self._ways, self._first = np.array(ways, dtype=np.int64), np.array(ways[:2], dtype=np.int64)
+        # A slice's queries meet no keys behind it, whatever the mask.
+        self.cuts = (False, True) if max(space.values("slices"), default=1) > 1 else (False,)
         # One more than the place of each setting among those known: 0 of the others, which are most.
-        self._at = np.zeros(len(self._settings) * len(self._sizes) * _WAYS, dtype=np.int32)
+        self._at = np.zeros(len(self._settings) * len(self._sizes) * 2 * _WAYS, dtype=np.int32)
         self._known: BlockLeast | None = None
         self.contention: dict[str, Contention | None] = {}
 
-    def of(self, table: PlanTable, *, frames: Ids, sharded: Mask) -> tuple[BlockLeast, Ids]:
+    def of(self, table: PlanTable, *, frames: Ids, sharded: Mask, cut: Mask) -> tuple[BlockLeast, Ids]:
         """Blocks of all settings known, and which of them each row of `table`, of the frame in `frames`, has."""
         size, away = np.searchsorted(self._sizes, table.microbatch), table.offload == _KEPT_AWAY
-        key = ((self.setting[frames] * len(self._sizes) + size) * len(RECOMPUTES) + table.recompute) * 4
-        key += 2 * away + sharded
+        key = ((self.setting[frames] * len(self._sizes) + size) * 2 + cut) * len(RECOMPUTES) + table.recompute
+        key = 4 * key + 2 * away + sharded
         at = self._at[key]
         if self._known is None or (at == 0).any():
             self._add(np.unique(key[at == 0]))
@@ -117,26 +120,42 @@ class Least:
         """Seconds of a sequence forward and backward by setting and kind, of microbatches so large that nothing but
         the work counts: none of any size takes less."""
         ones = np.ones(len(self._settings), dtype=np.int64)
-        found = self._priced(self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones)
+        found = self._priced(
+            self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones, seen=self.cuts[-1]
+        )
         return found.forward / _MANY * _ROUNDED, found.backward / _MANY * _ROUNDED
 
     def _add(self, missing: Ids) -> None:
         """Prices `missing` settings sharded and not, and where one is not of the first rung those of every rung: it is
         their number and not that of calls that should count."""
         pairs, ways = np.divmod(missing, _WAYS)
-        wanted = self._ways if np.isin(ways, self._ways[2:]).any() else self._ways[:2]
+        wanted = self._ways if np.isin(ways, self._ways[2:]).any() else self._first
         keys = (np.unique(pairs)[:, None] * _WAYS + wanted).reshape(-1)
         keys = keys[self._at[keys] == 0]
         rest, ways = np.divmod(keys, _WAYS)
-        setting, size = np.divmod(rest, len(self._sizes))
+        for seen in (False, True):
+            those = rest % 2 == seen
+            if those.any():
+                self._keep(keys[those], rest[those] // 2, ways[those], seen=seen)
+
+    def _keep(self, keys: Ids, pairs: Ids, ways: Ids, *, seen: bool) -> None:
+        setting, size = np.divmod(pairs, len(self._sizes))
         found = self._priced(
-            self._settings[setting], self._sizes[size], recompute=ways // 4, away=ways // 2 % 2, sharded=ways % 2
+            self._settings[setting],
+            self._sizes[size],
+            recompute=ways // 4,
+            away=ways // 2 % 2,
+            sharded=ways % 2,
+            seen=seen,
         )
         known = 0 if self._known is None else len(self._known.kept)
         self._known = found if self._known is None else self._known.joined(found)
         self._at[keys] = known + 1 + np.arange(len(keys))
 
-    def _priced(self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids) -> BlockLeast:
+    def _priced(
+        self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids, seen: bool
+    ) -> BlockLeast:
+        """Where only scores that are `seen` are worked out, no mask is a matrix."""
         columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(SETTINGS)}
         inside = np.maximum(np.asarray(columns["expert"]) * np.asarray(columns["expert_tensor"]), 1)
         stage = np.asarray(columns["tensor"]) * np.asarray(columns["context"])
@@ -149,6 +168,7 @@ class Least:
         }
         table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),)).of_job(self._job)
         features, found = software(self._job.software), []
+        features = replace(features, dense_masks=False) if seen else features
         for group in self._cluster.groups:
             priced = price_blocks(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
             self.contention[group.name] = priced.contention
