@@ -172,10 +172,12 @@ def test_of_context_ranks_the_one_with_most_scores_is_counted(layout: TokenLayou
         Layout(context=2, recompute=FULL, batch=2, exchange=Exchange(layout=TokenLayout.ZIGZAG)),
         Layout(context=2, recompute=Recompute.SELECTIVE, batch=2, exchange=Exchange(layout=TokenLayout.ZIGZAG)),
         Layout(pipeline=2, kind=ScheduleKind.ZERO_BUBBLE_H1, recompute=FULL, batch=4),
+        Layout(pipeline=2, kind=ScheduleKind.SEQUENCE_1F1B, slices=4, recompute=Recompute.SELECTIVE, batch=4),
     ],
 )
 def test_what_is_computed_again_is_told_apart_from_the_rest_of_backward(layout: Layout) -> None:
-    """Operators of our own save what they need by themselves, and halves of backwards put their products off."""
+    """Operators of our own save what they need by themselves, halves of backwards put their products off, and a slice
+    meets no keys behind it."""
     made = case(layout, layers=2)
     told = dry_run(replace(made, cluster=load_cluster("2xH100"), plan=replace(made.plan, cluster="2xH100")))
     for name in (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE):

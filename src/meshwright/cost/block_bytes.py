@@ -99,7 +99,8 @@ def block_bytes(
     again = kept - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
     if kind.backward is Backward.NONE:
         return BlockBytes(kept=0.0 * kept, working=0.0 * kept, logits=0.0 * kept)
-    held = np.where(full, entering, np.where(selective, kept - core, kept))
+    handed = np.where(table.slices > 1, row(part.handed for part in parts), 0.0)
+    held = np.where(full, entering + handed, np.where(selective, kept - core, kept))
     # Copies of weights stay on the device.
     away = np.where(keeps_away(kind, table), held - np.where(full, 0.0, copies), 0.0)
     repeats = selective if chosen is None else np.zeros_like(selective)

@@ -135,6 +135,7 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
         fed=e * m * width,
         waits=e * m * (2.0 * width + 2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key),
         copied=matrices + _head_norm_parameters(mixer, query, key),
+        handed=e * m * 2.0 * held,
     )
 
 
@@ -234,6 +235,7 @@ def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
         fed=fed,
         waits=fed + e * m * above,
         copied=copied,
+        handed=e * m * (query + value),
     )
 
 

@@ -19,7 +19,8 @@ class Kept:
     that the gradients of their weights alone read; `late` of those are gone where a whole backward has most. `waits`
     are inputs of all products and the gradients of what they gave, which a split backward keeps for those of their
     weights. `copied` elements of weights are kept beside the parameters where every pass casts them, `experts` of them
-    those of experts. `again` is what of `saved` but the core can be run again.
+    those of experts. `handed` are keys and values that slices leave those behind them. `again` is what of `saved` but
+    the core can be run again.
     """
 
     saved: FloatArray
@@ -32,6 +33,7 @@ class Kept:
     waits: FloatArray | float = 0.0
     copied: FloatArray | float = 0.0
     experts: FloatArray | float = 0.0
+    handed: FloatArray | float = 0.0
     again: Mapping[Repeated, FloatArray] = field(default_factory=dict)
 
     def dropping(self, repeats: frozenset[Repeated]) -> Kept:
