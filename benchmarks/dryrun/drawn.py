@@ -26,6 +26,7 @@ MODELS = ("olmo-2-0425-1b", "llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "de
 CLUSTERS = ("8xH100", "16xH100", "64xH100", "32xA100-80GB", "2x8xB200")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v")
 FITS, DOES_NOT_FIT = 0, 3
+REFUSED = (2, 3)  # settings that leave no legal plan, or none that fits
 MOST_PEAK = 0.005
 SAME = 1e-6
 
@@ -71,8 +72,9 @@ def compared(arguments: Sequence[str], *, folder: Path, seconds: float) -> Drawn
     asked, plan = " ".join(arguments), folder / "plan.json"
     try:
         made = ran("plan", *arguments, "--out", str(plan), seconds=seconds)
-        if made.returncode:
+        if made.returncode in REFUSED:
             return refused(asked, made.stderr.strip().splitlines()[-1])
+        made.check_returncode()
         found = ran("dryrun", str(plan), "--json", seconds=seconds)
     except subprocess.TimeoutExpired as late:
         return refused(asked, f"{late.cmd[1]} took more than {seconds:.0f} s")
@@ -125,13 +127,13 @@ def rows(found: Sequence[Drawn]) -> list[record.Row]:
             name="peaks of memory within 0.5 % of counted",
             target=f"{len(ran_ones)} of {len(ran_ones)}",
             measured=f"{near} of {len(ran_ones)}",
-            holds=near == len(ran_ones),
+            holds=0 < near == len(ran_ones),
         ),
         record.Row(
             name="collectives and FLOPs the same",
             target=f"{len(ran_ones)} of {len(ran_ones)}",
             measured=f"{same} of {len(ran_ones)}",
-            holds=same == len(ran_ones),
+            holds=0 < same == len(ran_ones),
         ),
     ]
 

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright import cost
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding
+from meshwright.spec.report import MemoryPart
 from tests.run.test_dry_memory import DENSE, MIXER, SPARSE, asked, hold
 from tests.support.designs import Layout
 
@@ -49,6 +51,16 @@ def test_peaks_of_experts_that_lie_whole_are_so_in_every_schedule(sharding: Shar
     """V shapes that compute again are told up to 3 % too high."""
     names = [name for name in SCHEDULES if name not in TURNED or recompute is not Recompute.FULL]
     hold({name: whole(name, sharding, recompute) for name in names})
+
+
+def test_a_stack_whose_step_is_a_graph_has_whole_gradients_and_copies_of_them_as_of_the_rest() -> None:
+    """No pass casts experts of its own there, and every gradient has its buffer before the first backward."""
+    entries = (whole("alone", sharding, Recompute.NONE) for sharding in (Sharding.NONE, Sharding.OPTIMIZER))
+    told = [cost.predict(replace(entry, job=replace(entry.job, software="xla"))).memory[0].parts for entry in entries]
+    assert told[0][MemoryPart.GRADIENTS] == pytest.approx(told[0][MemoryPart.PARAMETERS])
+    masters = told[1][MemoryPart.OPTIMIZER] / 2.0
+    copies = told[0][MemoryPart.PARAMETERS] / 2.0
+    assert told[1][MemoryPart.PARAMETERS] == pytest.approx(masters + copies)
 
 
 def scored(layer: Layer, layout: Layout, *, documents: bool = False) -> Design:

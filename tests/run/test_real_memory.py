@@ -59,22 +59,25 @@ def asked(kind: str, layout: Layout, precision: Precision = Precision.FP32) -> D
 
 def check(pool: Pool, entry: Design, name: str) -> None:
     """A thread of gloo that is late still holds what it sent, so that a busy machine's peaks are higher now and then:
-    the nearest of some counts."""
-    for _ in range(TRIES):
-        off = missed(pool, entry)
-        if max(map(abs, off.values())) <= NEAR:
-            return
-    raise AssertionError((name, off))
-
-
-def missed(pool: Pool, entry: Design) -> dict[int, float]:
-    """How far predictions are from the peaks of every pipeline rank, the fullest of its other ranks."""
+    where they are, the lowest of some counts. What is told too high no other count mends."""
     told = {stage.rank: stage.allocated for stage in cost.predict(entry).memory}
+    least = peaks(pool, entry)
+    assert least.keys() == told.keys()
+    for _ in range(TRIES):
+        off = {rank: told[rank] / peak - 1.0 for rank, peak in least.items()}
+        if min(off.values()) >= -NEAR:
+            break
+        again = peaks(pool, entry)
+        least = {rank: min(peak, again[rank]) for rank, peak in least.items()}
+    assert max(map(abs, off.values())) <= NEAR, (name, off)
+
+
+def peaks(pool: Pool, entry: Design) -> dict[int, float]:
+    """Of every pipeline rank, the fullest of its other ranks."""
     held: dict[int, float] = {}
     for rank, parts in pool.run(memory_cases.tracked, entry, ranks=entry.plan.world_size):
         held[rank] = max(held.get(rank, 0.0), sum(parts.values()))
-    assert held.keys() == told.keys()
-    return {rank: told[rank] / peak - 1.0 for rank, peak in held.items()}
+    return held
 
 
 def test_a_real_peak_is_predicted(pool: Pool) -> None:

@@ -87,8 +87,9 @@ def block_bytes(
     copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
     experts = row(part.experts for part in parts)
     apart = np.where(table.sharding > 0, experts * experts_apart(kind.rows(table)), 0.0)
-    cast = apart * casts_bytes(table, software=software) * table.slices  # every slice casts its own
-    copies = copied * cast_bytes(table, software=software) * table.slices + cast
+    each = cast_bytes(table, software=software) * table.slices  # every slice casts its own
+    cast = apart * each
+    copies = np.where(table.sharding == 0, copied * each, 0.0) + cast
     trains = kind.backward is Backward.WHOLE
     kept = row(part.saved - (0.0 if trains else part.fed) for part in parts) + copies
     chosen = operator_outputs(block, sizes) if software.selects_operators else None
@@ -130,11 +131,6 @@ def recomputes(kind: Kind, table: PlanTable, policy: int) -> BoolArray:
 
 
 def cast_bytes(table: PlanTable, *, software: Software) -> FloatArray:
-    """Bytes per parameter of the copies that a pass casts where no parameter is sharded."""
-    return np.where(table.sharding == 0, casts_bytes(table, software=software), 0.0)
-
-
-def casts_bytes(table: PlanTable, *, software: Software) -> FloatArray:
     """Bytes per parameter of the copies that a pass casts of what a rank has whole and multiplies in less precision."""
     sizes = state_bytes(table)
     return np.where((sizes.compute < sizes.master) & software.casts_each_pass, sizes.compute, 0.0)

@@ -23,7 +23,7 @@ from meshwright.spec.model import Head, Layer, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
-_AMONG = 64.0  # what is held is asked for when most logits are, whatever else is then: the loss makes more of them
+_AMONG = 64.0  # times the logits, so that what is held is asked for at the moment with most of them
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _V_SHAPES = [SCHEDULES.index(kind) for kind in V_SHAPES]

@@ -249,7 +249,7 @@ def _pass_seconds(
     """
     row, block, trains = combination.rows, kind.block, kind.backward is Backward.WHOLE
     works, passes, exchange, parameters = priced.works, priced.passes, priced.exchange, priced.parameters
-    casts = parameters * cast_bytes(table, software=software)
+    casts = np.where(table.sharding == 0, parameters * cast_bytes(table, software=software), 0.0)
     extra = host_extra(block, table, device=device, software=software)
     cast = 3.0 * casts / (device.memory_bandwidth * device.memory_fraction)
     in_turn = software.host_in_turn(device.kind)

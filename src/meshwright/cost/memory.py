@@ -77,7 +77,7 @@ def memory(
     changed = trained_of(blocks, kinds=arrays.kinds)
     extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
-    local = _local(table, blocks, changed, extents, optimized)
+    local = _local(table, blocks, changed, extents, optimized, eager=features.eager)
     state = states(table, local, away=optimizes_away(table), software=features, device=device)
     state = without_parameters(state, keeps_parameters_away(table), table=table, local=local)
     source = Holdings(
@@ -142,12 +142,14 @@ def _local(
     changed: Sequence[Holds],
     extents: Sequence[Extent],
     optimized: Optimized,
+    *,
+    eager: bool,
 ) -> Local:
     """Parameters of every rank and what the optimizer keeps of those of `changed` blocks, which are trained and lie in
-    `extents`."""
+    `extents`. No experts are apart where nothing is `eager`."""
     arrays, counts, model = optimized.arrays, optimized.counts, optimized.model
     whole = local_parameters(table, blocks, arrays=arrays, counts=counts, model=model)
-    gathered = gathered_of(blocks, kinds=arrays.kinds, table=table)
+    gathered = gathered_of(blocks, kinds=arrays.kinds, table=table) if eager else blocks
     passing = local_parameters(table, gathered, arrays=arrays, counts=counts, model=model)
     trained, trained_owned = (
         np.asarray(sum(getattr(each.held, name) for each in extents)) for name in ("whole", "owned")
@@ -164,7 +166,7 @@ def _local(
         stays=among([ZERO1, ZERO2], all_=Shared(whole=passing, owned=owned), blocks=gathered).whole,
         summed=summed.whole,
         summed_owned=summed.owned,
-        apart=grid_parameters(table, changed, counts=counts) * experts_apart(table)[:, None],
+        apart=grid_parameters(table, changed, counts=counts) * (experts_apart(table) & eager)[:, None],
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),

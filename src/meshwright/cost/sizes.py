@@ -50,6 +50,7 @@ def operator_sizes(
         eager=software.eager and not software.compiled,
         attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,
         processor=device.kind is DeviceKind.CPU,
+        grouped_experts=software.grouped_experts and device.kind is not DeviceKind.CPU,
         product_itemsize=product_itemsize,
         added_biases=software.adds_biases,
         summed_biases=software.sums_biases,

@@ -38,7 +38,7 @@ class Software:
     kernels where a host drives an accelerator and the device's own was not measured; `mixture_seconds` more where the
     layer has a mixture.
     `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
-    host's time; 0 where one kernel multiplies all.
+    host's time; 0 where one kernel multiplies all. `grouped_experts`: backward of bf16 keeps what that kernel has.
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
     `hides_gradients`: what tensor ranks exchange of the gradient of a part's input travels beside the gradients of its
     weights; `regathers`: with sequence parallel the input is gathered again for those, beside its own gradient
@@ -80,6 +80,7 @@ class Software:
     fused_accumulation: bool = False
     dense_masks: bool = True
     casts_each_pass: bool = True
+    grouped_experts: bool = False
     composite_norms: bool = True
     plain_norms: bool = False
     eager: bool = True
@@ -298,7 +299,7 @@ _IN_TURN: Mapping[str, Any] = {
 }
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
-        "torch": Software(agrees_on_scales=True),
+        "torch": Software(agrees_on_scales=True, grouped_experts=True),
         "torch-2021": Software(fused_attention=False, dropout=True, plain_softmax=True, stops_early=False, **_OLD_NCCL),
         # llm-foundry with the images of its tables (torch 2.1); ComposerMPTCausalLM in its modeling_mpt.py
         "torch-2023": Software(

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
 
 FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +46,7 @@ class Sizes:
     `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
     the loss, where that is not the stack's usual operators. `whole_logits`: every tensor rank has all logits for it.
-    `experts`: how those of a mixture are handled.
+    `experts`: how those of a mixture are handled; `grouped_experts`: one kernel multiplies all of them in two bytes.
     """
 
     batch: FloatArray
@@ -68,6 +67,7 @@ class Sizes:
     eager: bool = False
     attention_itemsize: FloatArray | None = None
     processor: bool = False
+    grouped_experts: bool = False
     product_itemsize: FloatArray | None = None
     added_biases: bool = False
     summed_biases: bool = False
@@ -89,10 +89,9 @@ class Sizes:
         return np.where(self.itemsize < 4.0, self.itemsize + 4.0, 0.0)
 
     @property
-    def groups_experts(self) -> BoolArray:
-        """Whether one kernel makes a product of all experts (nn/grouped.py): on accelerators, of halves as they are."""
-        whole = self.kept_itemsize == self.itemsize
-        return np.asarray((self.itemsize == 2.0) & whole & (not self.processor))
+    def groups_experts(self) -> npt.NDArray[np.bool_]:
+        """Whether one kernel makes a product of all experts (nn/grouped.py)."""
+        return np.asarray((self.itemsize == 2.0) & self.grouped_experts)
 
     @property
     def attended(self) -> FloatArray:

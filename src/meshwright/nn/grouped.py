@@ -12,6 +12,8 @@ from torch.nn import functional
 # One kernel for the products of all experts; torch has it since 2.10.
 _kernel: Callable[..., Tensor] | None = getattr(functional, "grouped_mm", None)
 _ROW_BYTES = 16  # rows of its operands begin at multiples of this
+# Types of devices on which it is one: nvidia's and AMD's have one name.
+DEVICES = frozenset({"cuda"})
 
 GroupedProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -19,7 +21,7 @@ GroupedProduct = Callable[[Tensor, Tensor, Tensor], Tensor]
 def suits_grouped(rows: Tensor, sizes: tuple[int, int]) -> bool:
     """Whether the one kernel is the faster way: bf16 on an accelerator, rows of aligned bytes."""
     aligned = all(size * rows.element_size() % _ROW_BYTES == 0 for size in sizes)
-    return _kernel is not None and rows.device.type != "cpu" and rows.dtype is torch.bfloat16 and aligned
+    return _kernel is not None and rows.device.type in DEVICES and rows.dtype is torch.bfloat16 and aligned
 
 
 def grouped_product(rows: Tensor, stacked: Tensor, ends: Tensor) -> Tensor:

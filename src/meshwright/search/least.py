@@ -121,7 +121,7 @@ class Least:
         the work counts: none of any size takes less."""
         ones = np.ones(len(self._settings), dtype=np.int64)
         found = self._priced(
-            self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones, seen=self.cuts[-1]
+            self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones, cut=self.cuts[-1]
         )
         return found.forward / _MANY * _ROUNDED, found.backward / _MANY * _ROUNDED
 
@@ -133,12 +133,12 @@ class Least:
         keys = (np.unique(pairs)[:, None] * _WAYS + wanted).reshape(-1)
         keys = keys[self._at[keys] == 0]
         rest, ways = np.divmod(keys, _WAYS)
-        for seen in (False, True):
-            those = rest % 2 == seen
+        for cut in (False, True):
+            those = rest % 2 == cut
             if those.any():
-                self._keep(keys[those], rest[those] // 2, ways[those], seen=seen)
+                self._keep(keys[those], rest[those] // 2, ways[those], cut=cut)
 
-    def _keep(self, keys: Ids, pairs: Ids, ways: Ids, *, seen: bool) -> None:
+    def _keep(self, keys: Ids, pairs: Ids, ways: Ids, *, cut: bool) -> None:
         setting, size = np.divmod(pairs, len(self._sizes))
         found = self._priced(
             self._settings[setting],
@@ -146,16 +146,16 @@ class Least:
             recompute=ways // 4,
             away=ways // 2 % 2,
             sharded=ways % 2,
-            seen=seen,
+            cut=cut,
         )
         known = 0 if self._known is None else len(self._known.kept)
         self._known = found if self._known is None else self._known.joined(found)
         self._at[keys] = known + 1 + np.arange(len(keys))
 
     def _priced(
-        self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids, seen: bool
+        self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids, cut: bool
     ) -> BlockLeast:
-        """Where only scores that are `seen` are worked out, no mask is a matrix."""
+        """What is `cut` into slices works out no scores behind one, and has no mask of all of them here."""
         columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(SETTINGS)}
         inside = np.maximum(np.asarray(columns["expert"]) * np.asarray(columns["expert_tensor"]), 1)
         stage = np.asarray(columns["tensor"]) * np.asarray(columns["context"])
@@ -168,7 +168,7 @@ class Least:
         }
         table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),)).of_job(self._job)
         features, found = software(self._job.software), []
-        features = replace(features, dense_masks=False) if seen else features
+        features = replace(features, dense_masks=False) if cut else features
         for group in self._cluster.groups:
             priced = price_blocks(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
             self.contention[group.name] = priced.contention

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.nn import grouped
 from meshwright.parallel import kernels_compat
 from meshwright.run.dry.torch_compat import ACCELERATOR, flop_formula
 from meshwright.spec.model import visible_keys
@@ -41,6 +42,7 @@ def accelerator_kernels() -> Iterator[None]:
         stack.enter_context(mock.patch.object(functional, "layer_norm", fused_layer_norm))
         stack.enter_context(mock.patch.object(functional, "scaled_dot_product_attention", fused_attention))
         stack.enter_context(mock.patch.object(kernels_compat, "FLASH_DEVICES", frozenset({ACCELERATOR})))
+        stack.enter_context(mock.patch.object(grouped, "DEVICES", frozenset({ACCELERATOR})))
         yield
 
 
