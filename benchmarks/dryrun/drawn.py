@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import record
 
 COMMAND = str(Path(sys.executable).parent / "meshwright")
-MODELS = ("olmo-2-0425-1b", "llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "phi-4")
+MODELS = ("olmo-2-0425-1b", "llama-3.1-8b", "qwen3-30b-a3b", "mixtral-8x7b", "gpt-oss-20b", "gemma-2-9b", "phi-4")
 CLUSTERS = ("8xH100", "16xH100", "64xH100", "32xA100-80GB", "2x8xB200")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v", "dualpipe-v")
 FITS, DOES_NOT_FIT = 0, 3

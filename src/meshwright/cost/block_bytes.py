@@ -108,8 +108,8 @@ def block_bytes(
     beside = beside_kept(parts, block, sizes, inverse=inverse, again=repeats, stays=(away > 0.0) & ~full)
     if trains:
         # One by one the gradients of all experts come before they are one tensor.
-        each = np.where(sizes.groups_experts[inverse], 0.0, experts)
-        beside["ending"] = beside["ending"] + state_bytes(table).compute * each
+        by_one = np.where(sizes.groups_experts[inverse], 0.0, experts)
+        beside["ending"] = beside["ending"] + state_bytes(table).compute * by_one
     if chosen is not None:
         beside["working"] = beside["working"] + np.where(selective, core, 0.0)
     return BlockBytes(

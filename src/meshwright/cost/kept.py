@@ -301,8 +301,10 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
     holders = np.where(grid, sizes.expert, 1.0)
     own = m / np.where(grid, sizes.tensor, 1.0)
     chosen, h = own * part.top_k, part.hidden / slices
-    sent = np.ceil(chosen * part.routing.kept_share)
-    received = np.where(grid, slices * _received(sent, holders, experts=part.experts), sent)
+    passes = sizes.slices + sizes.zeros
+    once = np.ceil(chosen / passes * part.routing.kept_share)
+    sent = passes * once
+    received = np.where(grid, slices * passes * _received(once, holders, experts=part.experts), sent)
     inside = hidden_copies(gated=part.gated, activation=part.activation) * h
     choices = chosen * (3.0 * _INDEX_BYTES + e) + _scores_kept(part, own, chosen, sizes)
     read = np.where((part.shared is not None) & (own < m), own + m, own)

@@ -26,10 +26,10 @@ def trained_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind]) -> list[Holds]
 
 def gathered_of(blocks: Sequence[Holds], *, kinds: Sequence[Kind], table: PlanTable) -> list[Holds]:
     """The blocks as though they had no experts that are gathered from nobody."""
-    return [_without_lone(block, kind.rows(table)) for kind, block in zip(kinds, blocks, strict=True)]
+    return [_without_apart(block, kind.rows(table)) for kind, block in zip(kinds, blocks, strict=True)]
 
 
-def _without_lone(block: Holds, rows: PlanTable) -> Holds:
+def _without_apart(block: Holds, rows: PlanTable) -> Holds:
     experts = np.where(experts_apart(rows), block.expert_parameters, 0.0)
     parameters = block.parameters - experts
     return _Less(bytes=block.bytes, parameters=parameters, expert_parameters=block.expert_parameters - experts)

@@ -104,8 +104,8 @@ class Beside:
     """What a backward of `stage` begins beside, shape (rows, ranks): `kept` activations and `logits` of all
     microbatches in flight, its own among them; `gradients`, to which every parameter of experts that are apart adds
     `apart` bytes; `freed` whole parameters of other stages; `sends`, and what `waits` of its activations for a later
-    half of it. It `sums` where it adds to gradients that are there, and `ends`
-    its stage. It `follows` a forward where as much is held at that one's end. It does not count where it is not `here`.
+    half of it. It `sums` where it adds to gradients that are there, and `ends` its stage. It `follows` a forward where
+    as much is held at that one's end. It does not count where it is not `here`.
     """
 
     stage: StageHeld

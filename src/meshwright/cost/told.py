@@ -14,7 +14,7 @@ class Told:
 
     def __init__(self, at: Beside, buffers: FloatArray, *, grown: FloatArray, freed: FloatArray) -> None:
         self.at, self.buffers, self.left = at, buffers, at.logits - at.stage.one_logits
-        self.experts = np.any(at.apart) and at.stage.experts.any()
+        self.adds_experts = np.any(at.apart) and at.stage.experts.any()
         self.grown, self.freed = grown if grown.any() else None, freed if freed.any() else None
 
     def moment(
@@ -41,7 +41,7 @@ class Told:
     def _gradients(self, done: FloatArray | float) -> FloatArray:
         found = self.at.gradients
         found = found if self.grown is None else found + self.grown * done
-        return found + experts_grown(self.at, done) if self.experts else found
+        return found + experts_grown(self.at, done) if self.adds_experts else found
 
 
 def experts_grown(at: Beside, done: FloatArray | float) -> FloatArray:
