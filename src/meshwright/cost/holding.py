@@ -19,6 +19,7 @@ from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
 from meshwright.schedule import written
 from meshwright.schedule.build import V_SHAPES
+from meshwright.schedule.moves import PATIENT_SENDS
 from meshwright.spec.model import Head, Layer, ModelSpec
 from meshwright.spec.plan import ScheduleKind
 
@@ -27,7 +28,6 @@ _AMONG = 64.0  # times the logits, so that what is held is asked for at the mome
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _V_SHAPES = [SCHEDULES.index(kind) for kind in V_SHAPES]
-_PATIENT_SENDS = 2.0  # gradients that a stage has sent and does not wait for (parallel/stages/torch_compat.py)
 _SUMS = ("one_kept", "whole", "made", "experts", "stays", "added", "layers")
 _ONES = (
     "one_logits",
@@ -303,7 +303,7 @@ class Holdings:
             _chosen(values, rows) for values in (self.hidden / self._slices, self.table.microbatches * self._slices)
         )
         receives = self._receives(counts) - (turns & (counts[..., -1] > 1.0))
-        sent = receives * np.minimum(_PATIENT_SENDS, passes - 1.0)
+        sent = receives * np.minimum(float(PATIENT_SENDS), passes - 1.0)
         return np.asarray(hidden * np.where(receives > 0, sent + 1.0, 0.0)), np.asarray(hidden * sent)
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
@@ -59,6 +60,12 @@ def in_children(
                 worker.join(timeout=10)
         for receiver, _ in pipes:
             receiver.close()
+
+
+def prepare(preload: Sequence[str]) -> None:
+    """Has the server of children with that preload begin while there is other work; it ends with this process."""
+    if isinstance(_context(preload), ForkServerContext):
+        forkserver.ensure_running()
 
 
 def _context(preload: Sequence[str]) -> ForkServerContext | SpawnContext:

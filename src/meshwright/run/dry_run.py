@@ -14,7 +14,9 @@ from meshwright.cost.software import software
 from meshwright.cost.traffic_rounds import steps_between
 from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content
-from meshwright.run.dry.worker import PRELOADED, count_ranks
+from meshwright.run.dry.events import Packed
+from meshwright.run.dry.jobs import jobs_of, shared_out
+from meshwright.run.dry.worker import PRELOADED, count_ranks, trace_jobs
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.counted import count_gaps
 from meshwright.spec.errors import ConfigError, Fault, Problem, WorkerFailed
@@ -59,11 +61,7 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
     problems = search.check(design, scopes=frozenset({search.Scope.PLAN, search.Scope.RUNTIME}))
     if problems:
         raise ConfigError(problems)
-    shares = shares_of(design, processes=min(MOST_PROCESSES, os.cpu_count() or 1))
-    say(f"counting {_number(design.plan.pipeline, 'pipeline rank')} in {_number(len(shares), 'process', 'es')}")
-    text = design.to_json()
-    arguments = [{"design": text, "ranks": share, "whole": whole} for share in shares]
-    found = _counted(arguments)
+    found = _counted(design, whole=whole, say=say)
     ranks = tuple(sorted((count for counts in found for count in counts), key=lambda count: count.rank))
     predicted = with_traffic(design, cost.predict(design))
     counted = counted_report(design, predicted, ranks)
@@ -79,11 +77,27 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
     )
 
 
-def _counted(arguments: Sequence[Mapping[str, Any]]) -> tuple[tuple[RankCount, ...], ...]:
+def _counted(design: Design, *, whole: bool, say: Say) -> tuple[tuple[RankCount, ...], ...]:
+    """What is traced for all pipeline ranks is shared out first, and then what is made of it."""
+    plan, processes = design.plan, min(MOST_PROCESSES, os.cpu_count() or 1)
+    text = design.to_json()
+    jobs = {rank: jobs_of(design, rank=rank, whole=whole).jobs for rank in range(plan.pipeline)}
+    shares = shared_out([job for each in jobs.values() for job in each], processes=processes)
+    say(f"counting {_number(plan.pipeline, 'pipeline rank')} in {_number(len(shares), 'process', 'es')}")
+    known: dict[str, Packed] = {}
+    if len(shares) > 1:
+        for traced in _in_children(trace_jobs, [{"design": text, "jobs": share} for share in shares]):
+            known |= traced
+    arguments = []
+    for ranks in shares_of(design, processes=processes):
+        keys = {job.key for rank in ranks for job in jobs[rank]} & known.keys()
+        arguments.append({"design": text, "ranks": ranks, "whole": whole, "known": {key: known[key] for key in keys}})
+    return _in_children(count_ranks, arguments)
+
+
+def _in_children(function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
     try:
-        found: tuple[tuple[RankCount, ...], ...] = in_children(
-            count_ranks, arguments, seconds=LIMIT_SECONDS, preload=PRELOADED
-        )
+        return in_children(function, arguments, seconds=LIMIT_SECONDS, preload=PRELOADED)
     except WorkerFailed as error:
         if not isinstance(error.__cause__, RaisedThere):
             raise
@@ -93,29 +107,17 @@ def _counted(arguments: Sequence[Mapping[str, Any]]) -> tuple[tuple[RankCount, .
             fix="please report it with what `meshwright --verbose dryrun` shows",
         )
         raise Fault(problem) from error.__cause__
-    return found
 
 
 def shares_of(design: Design, *, processes: int) -> list[list[int]]:
-    """Pipeline ranks for each process, by what it has to trace: those that hold the same stay together, for they are
-    traced once."""
+    """Pipeline ranks for each process: those that hold the same stay together."""
     alike: dict[str, list[int]] = {}
     for rank in range(design.plan.pipeline):
         alike.setdefault(content(design, rank), []).append(rank)
-    works = {ranks[0]: _work(design, ranks) for ranks in alike.values()}
     shares: list[list[int]] = [[] for _ in range(min(processes, len(alike)))]
-    done = [0.0] * len(shares)
-    for ranks in sorted(alike.values(), key=lambda ranks: works[ranks[0]], reverse=True):
-        least = done.index(min(done))
-        shares[least] += ranks
-        done[least] += works[ranks[0]]
+    for ranks in sorted(alike.values(), key=len, reverse=True):
+        min(shares, key=len).extend(ranks)
     return shares
-
-
-def _work(design: Design, ranks: Sequence[int]) -> float:
-    """Layers that are traced for ranks that hold the same; to order the passes of one takes as long as a tenth."""
-    stages = [design.plan.stages[index] for index in design.plan.stages_of(ranks[0])]
-    return sum(1.0 + stage.stop - stage.start for stage in stages) + 0.1 * len(ranks)
 
 
 def with_traffic(design: Design, predicted: Report) -> Report:

@@ -6,6 +6,8 @@ from meshwright.schedule.graph import graph
 from meshwright.schedule.paths import neighbours
 from meshwright.schedule.program import FORWARD, Program
 
+PATIENT_SENDS = 2  # gradients that a stage has sent and does not wait for
+
 
 def with_moves(program: Program) -> tuple[tuple[str, ...], ...]:
     """One row a rank, of one stage each, in the words of torch's runtime: `0F3`, then `0SEND_F3` there and `2RECV_F3`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +13,6 @@ from torch.distributed import _functional_collectives
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "TorchDispatchMode",
@@ -23,17 +23,28 @@ __all__ = [
     "group_of",
     "in_backward",
     "is_distributed",
+    "leaves",
     "local_part",
     "runs_again",
     "storage_key",
-    "tree_leaves",
     "unboxed",
 ]
 
 
+@cache
 def is_distributed(kind: type) -> bool:
     """Whether tensors of this type run their operators on plain local tensors, where a dispatch mode sees them."""
     return issubclass(kind, (DTensor, AsyncCollectiveTensor))
+
+
+def leaves(tree: Any) -> list[Any]:
+    """What an operator is given or gives back, taken out of sequences and mappings; lists of numbers are left out, of
+    which collectives have one for each rank."""
+    if isinstance(tree, (list, tuple)):
+        if type(tree) is list and tree and type(tree[0]) is int:
+            return []
+        return [leaf for entry in tree for leaf in leaves(entry)]
+    return leaves(list(tree.values())) if isinstance(tree, dict) else [tree]
 
 
 _resolve: Callable[[Any], Any] = dist.distributed_c10d._resolve_process_group

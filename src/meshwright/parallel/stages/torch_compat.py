@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _batch_p2p, _PipelineScheduleRuntime
 
+from meshwright.schedule.moves import PATIENT_SENDS
+
 
 class StageCalls(Protocol):
     """What a stage does around its passes. A pass is one of torch's chunks: a microbatch, or a slice of one."""
@@ -32,9 +34,6 @@ class StageCalls(Protocol):
 
     def reduce(self) -> None:
         """Called after the last of both."""
-
-
-PATIENT_SENDS = 2
 
 
 class Reach(StrEnum):

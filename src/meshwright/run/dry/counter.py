@@ -17,8 +17,9 @@ from torch import nn
 from meshwright.parallel.outer.learners import MEETING
 from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.kernels import flops_of, multiplies
-from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode
-from meshwright.spec.plan import AxisName, Design, Offload, ScheduleKind, Sharding
+from meshwright.run.dry.torch_compat import ASKS_DEVICE, FakeTensor, device_of, fake_mode, is_on_host
+from meshwright.schedule import planned
+from meshwright.spec.plan import AxisName, Design, Offload, Sharding
 from meshwright.spec.report import LineName, MemoryPart
 from meshwright.train.observe.collectives import (
     NAMESPACES,
@@ -31,7 +32,7 @@ from meshwright.train.observe.collectives import (
 )
 from meshwright.train.observe.memory import Followed, MemoryTracker
 from meshwright.train.observe.samples import axes_spanned, local_vocab
-from meshwright.train.torch_compat import in_backward, is_distributed, runs_again, storage_key, tree_leaves, unboxed
+from meshwright.train.torch_compat import in_backward, is_distributed, leaves, runs_again, storage_key, unboxed
 
 
 class _Does(Enum):
@@ -67,7 +68,7 @@ class StepCounter(MemoryTracker):
         self._plan = plan
         self._mode = fake_mode()
         self._has_host = device != "cpu"
-        self._waits = plan.schedule.kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)
+        self._waits = planned.splits(plan.schedule) and plan.schedule.chunks == 1
         self._marked = 0
         self._offloads = self._has_host and any(group.offload is not Offload.NONE for group in plan.groups)
         self._on_host: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -85,8 +86,10 @@ class StepCounter(MemoryTracker):
         self._raw.append((None, Event(Kind.MARK, name)))
 
     def _keep_waiting(self) -> None:
-        """What half of a backward made and is there when its pass ends waits for the other half: activations."""
-        made, self._marked = self._raw[self._marked :], len(self._raw)
+        """What half of a backward made and is there when its pass ends waits for the other half: activations. What is
+        held when the step begins, up to the first mark, is what it was."""
+        made = self._raw[self._marked :] if self._marked else []
+        self._marked = len(self._raw)
         live = {id(entry) for entry in self._live.values()}
         for entry, _ in made:
             if entry is not None and id(entry) in live and entry.part is MemoryPart.BUFFERS:
@@ -123,7 +126,7 @@ class StepCounter(MemoryTracker):
     def _is_plain(self, value: object) -> bool:
         if self._mode is None:
             return super()._is_plain(value)
-        return self._is_ours(value) and not (self._has_host and device_of(value).type == "cpu")
+        return self._is_ours(value) and not (self._has_host and is_on_host(value))
 
     def _is_ours(self, value: object) -> TypeGuard[FakeTensor]:
         return type(value) is FakeTensor and value.fake_mode is self._mode
@@ -140,7 +143,7 @@ class StepCounter(MemoryTracker):
 
     def _count_on_host(self, value: object) -> None:
         """What lies in the host's memory is counted from now until it is freed."""
-        if not self._is_ours(value) or device_of(value).type != "cpu":
+        if not self._is_ours(value) or not is_on_host(value):
             return
         storage = value.untyped_storage()
         key = storage_key(storage)
@@ -171,7 +174,7 @@ class StepCounter(MemoryTracker):
             self._collective(func, args, kwargs, result)
         elif does is _Does.MULTIPLY and (flops := flops_of(func, args, kwargs, result)):
             self._raw.append((None, Event(Kind.FLOPS, self._compute_line().value, flops)))
-        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+        for leaf in (result,) if isinstance(result, torch.Tensor) else leaves(result):
             if self._is_plain(leaf):
                 self._follow(leaf, self._part_of(leaf))
             elif self._offloads:
@@ -197,7 +200,7 @@ class StepCounter(MemoryTracker):
         group = group_among(args, kwargs)
         if group is None or group.size() < 2:
             return
-        if operation in ("send", "recv") and not any(_is_float(leaf) for leaf in tree_leaves(args)):
+        if operation in ("send", "recv") and not any(_is_float(leaf) for leaf in leaves(args)):
             # Stages ask each other once, before their first step, whether shapes are known: no part of a step.
             return
         num_bytes = whole_bytes(args, result)
@@ -218,15 +221,15 @@ class StepCounter(MemoryTracker):
         return self._spanned[name]
 
     def _receive(self, args: Any) -> None:
-        for leaf in tree_leaves(args):
+        for leaf in leaves(args):
             entry = self._live.get(storage_key(leaf.untyped_storage())) if self._is_plain(leaf) else None
             if entry is not None:
                 self._received.add(id(entry))
 
     def _keep(self, args: Any, result: Any) -> None:
         """What the collective works on lives until its handle is dropped."""
-        tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-        for leaf in tree_leaves(result):
+        tensors = [leaf for leaf in leaves(args) if isinstance(leaf, torch.Tensor)]
+        for leaf in leaves(result):
             if isinstance(leaf, torch.ScriptObject) and (work := unboxed(dist.Work, leaf)) is not None:
                 weakref.finalize(work, tensors.clear)
                 # The handle that the caller is given is this one as long as it lives.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -30,6 +32,26 @@ class Event:
     amount: float = 0.0
 
 
+Events = Sequence[Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Events as those that differ, most of which come again and again, and their order: to be sent to a process."""
+
+    different: tuple[Event, ...]
+    order: array[int]
+
+    @classmethod
+    def of(cls, events: Events) -> Packed:
+        numbers: dict[Event, int] = {}
+        order = array("L", [numbers.setdefault(event, len(numbers)) for event in events])
+        return cls(tuple(numbers), order)
+
+    def events(self) -> Events:
+        return tuple(self.different[number] for number in self.order)
+
+
 def is_receive(event: Event) -> bool:
     """Whether the event is room made for what another stage sends, or that it is received."""
     return event.kind is Kind.RECEIVE or (
@@ -42,10 +64,10 @@ class Stretch:
     """Events up to a mark, whose name it has."""
 
     name: str
-    events: tuple[Event, ...]
+    events: Events
 
 
-def stretches(events: tuple[Event, ...]) -> tuple[Stretch, ...]:
+def stretches(events: Events) -> tuple[Stretch, ...]:
     """The events cut at their marks; raises ValueError where some come after the last."""
     found, begun = [], 0
     for place, event in enumerate(events):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 
 from meshwright.parallel import Laid
-from meshwright.parallel.stages.torch_compat import PATIENT_SENDS
 from meshwright.parallel.synchronize import Synchronizer
 from meshwright.run.dry.counter import StepCounter
 from meshwright.schedule import Work
+from meshwright.schedule.moves import PATIENT_SENDS
 from meshwright.spec.report import LineName
 
 _HALVES = {Work.BACKWARD: "", Work.INPUT: " of inputs", Work.WEIGHT: " of weights"}
@@ -22,22 +22,26 @@ def _nothing(**_options: bool) -> None: ...
 
 
 class PassNames:
-    """`pass|stage|microbatch`, where a backward is whole or the half that its synchroniser was told of last.
+    """`pass|stage|number`, where a backward is whole or the half that its synchroniser was told of last; the number is
+    that of the microbatch, or of its slice where there are `slices`, which go forward in order and back in reverse.
 
     What a half does to memory depends on which half its stage ran before it, for gradients of norms are made in one
     and taken in the other; on whether it is the last of the step; and a half of weights on how many of inputs came
     since its own, as what those sent is kept for PATIENT_SENDS. Its name tells all that.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, slices: int) -> None:
+        self._slices = slices
         self._half, self._last = Work.BACKWARD, False
         self._before: dict[int, str] = {}
         self._inputs: dict[int, list[int]] = defaultdict(list)
+        self._done: Counter[tuple[str, int, int]] = Counter()
 
     def restart(self) -> None:
         """A step begins."""
         self._before.clear()
         self._inputs.clear()
+        self._done.clear()
 
     def watch(self, synchronizer: Synchronizer) -> None:
         """Backwards of the stage of `synchronizer` say which half they are."""
@@ -52,7 +56,15 @@ class PassNames:
     def name(self, name: str, *, stage: int, microbatch: int) -> str:
         """The name of the pass that ended."""
         whole = name != LineName.BACKWARD or self._half is Work.BACKWARD
-        return f"{name}{'' if whole else self._told(stage, microbatch)}|{stage}|{microbatch}"
+        number = self._number(name, stage, microbatch) if self._slices > 1 else microbatch
+        return f"{name}{'' if whole else self._told(stage, microbatch)}|{stage}|{number}"
+
+    def _number(self, name: str, stage: int, microbatch: int) -> int:
+        if microbatch < 0:
+            return microbatch
+        done = self._done[name, stage, microbatch]
+        self._done[name, stage, microbatch] += 1
+        return microbatch * self._slices + (done if name == LineName.FORWARD else self._slices - 1 - done)
 
     def _told(self, stage: int, microbatch: int) -> str:
         half = _HALVES[self._half]
@@ -70,9 +82,9 @@ class Marks:
     """A recorder that marks the end of every pass in the counter, once there is one; and what follows until the next
     pass begins, where passes of several stages or microbatches mix."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, slices: int) -> None:
         self.counter: StepCounter | None = None
-        self._names = PassNames()
+        self._names = PassNames(slices=slices)
         self._last, self._runs = "", False
 
     def record(self, name: str, _start: float, _seconds: float, *, stage: int = -1, microbatch: int = -1) -> None:

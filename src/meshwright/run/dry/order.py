@@ -17,7 +17,7 @@ from meshwright.parallel.split import WeightGradients
 from meshwright.parallel.stages.torch_compat import Reach
 from meshwright.run.dry.marks import PassNames
 from meshwright.run.dry.torch_compat import lonely_world
-from meshwright.schedule import Work
+from meshwright.schedule import Work, planned
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import LineName
 from meshwright.spec.span import Silent
@@ -28,11 +28,11 @@ RECEIVE = "receive"
 @dataclass(frozen=True, slots=True)
 class Action:
     """What a pipeline rank does next: `work` is F, B, I, W, RECV_F, RECV_B, SEND_F, SEND_B, REDUCE_GRAD, UNSHARD or
-    RESHARD; `microbatch` -1 where it is for all."""
+    RESHARD; `number` is that of the microbatch, or of its slice among those of all, and -1 where it is for all."""
 
     work: str
     stage: int
-    microbatch: int
+    number: int
 
 
 def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
@@ -53,7 +53,7 @@ def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
 
 @dataclass(kw_only=True)
 class Orders:
-    """What each pipeline rank of `plan`, which cuts no microbatches, does in a step."""
+    """What each pipeline rank of `plan` does in a step."""
 
     plan: Plan
 
@@ -76,7 +76,7 @@ def _idle(plan: Plan) -> PipelineExecutor:
         parts=parts,
         synchronizers=[BucketedGradients((), groups=()) for _ in parts],
         weights=[WeightGradients((part,)) for part in parts],
-        plan=replace(plan, microbatch=1, sequence_length=plan.context),
+        plan=replace(plan, microbatch=1, sequence_length=plan.context * plan.schedule.slices),
         group=group,
         device=torch.device("cpu"),
         hidden=torch.empty(1, 1, 1, device="meta"),
@@ -87,9 +87,10 @@ def _idle(plan: Plan) -> PipelineExecutor:
 
 def _marks(plan: Plan, actions: Sequence[Action]) -> Iterator[str]:
     """What a rank marks where it performs `actions`."""
-    names, left = PassNames(), [plan.schedule.microbatches] * len(plan.stages)
+    slices = plan.schedule.slices
+    names, left = PassNames(slices=slices), [planned.passes(plan.schedule, stage) for stage in range(len(plan.stages))]
     for action in actions:
-        stage, index, work = action.stage, action.microbatch, action.work
+        stage, index, work = action.stage, action.number // slices, action.work
         still = reach(plan, stage) is Reach.STILL
         if work == "RECV_F" or (work == "RECV_B" and not still):
             yield RECEIVE

@@ -9,35 +9,35 @@ from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.extend import NotSteady
 from meshwright.run.dry.marks import SPLIT
 from meshwright.run.dry.order import RECEIVE
-from meshwright.run.dry.shrink import FEWEST_MICROBATCHES
-from meshwright.run.dry.tally import Tally, joined, tally
+from meshwright.run.dry.tally import Amounts, Tally, joined, tally
 from meshwright.run.dry.trace import GRADIENTS, OutsidePasses
 from meshwright.spec.report import LineName, MemoryPart
 
-_ALIKE = 2  # passes one after another that have to be the same for those that follow to be
-
 
 class Passes:
-    """Stretches by `pass|place` of a stage on its rank, in the order of their microbatches."""
+    """Stretches by `pass|place` of a stage on its rank, in the order of their microbatches. The `early` ones are told
+    apart, and the last of those stands for all that follow but the last of all, where so many as are to be `alike` are.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, early: int, alike: int) -> None:
+        self._early, self._alike = early, alike
         self._found: dict[str, list[Tally]] = defaultdict(list)
 
     def add(self, place: str, stretch: Tally) -> None:
         self._found[place].append(stretch)
 
-    def in_order(self, order: Sequence[str], *, receive: Tally, missing: OutsidePasses) -> Tally:
+    def in_order(self, order: Sequence[str], *, receive: Tally, missing: OutsidePasses, left: Amounts) -> Tally:
         """All of a step whose passes come in the order of the places in `order`, `receive` where room is made for what
         is received; `missing` is of microbatches that were left out.
 
-        Raises NotSteady where passes between the early and the last ones differ, and where the step does not give back
-        what it took.
+        Raises NotSteady where passes between the early and the last ones differ, and where the step takes any more than
+        it gives back but for what is `left` to the next one by part, as counts of experts are.
         """
         done: dict[str, int] = defaultdict(int)
-        left = dict(self._found)
+        others = dict(self._found)
         number = Counter(order)
-        held = [*left.pop("held"), _taken(MemoryPart.BUFFERS, missing.held)]
-        found = [*left.pop("begin", []), _taken(MemoryPart.ACTIVATIONS, missing.cut)]
+        held = [*others.pop("held"), _taken(MemoryPart.BUFFERS, missing.held)]
+        found = [*others.pop("begin", []), _taken(MemoryPart.ACTIVATIONS, missing.cut)]
         before = ""
         for place in order:
             if place == RECEIVE:
@@ -52,24 +52,24 @@ class Passes:
             before = place
         found.append(_taken(MemoryPart.ACTIVATIONS, -missing.losses))
         for place in {*order, *(f"after {name}" for name in order)}:
-            left.pop(place, None)
-        for place, several in left.items():
+            others.pop(place, None)
+        for place, several in others.items():
             found += several if SPLIT not in place else []
             found += [_taken(MemoryPart.ACTIVATIONS, -missing.cut)] if place == GRADIENTS else []
         step = joined(found)
-        if any(step.net.values()):
+        if {part: amount for part, amount in step.net.items() if amount} != dict(left):
             raise NotSteady("the step does not give back what it took")
         return joined([*held, step])
 
     def _of(self, place: str, index: int, number: int) -> Tally:
         several = self._found[place]
         # The last half of a step has a name of its own; of other passes it is the one beyond these.
-        early = several if SPLIT in place else several[: FEWEST_MICROBATCHES - 1]
+        early = several if SPLIT in place else several[: self._early]
         if len(several) == 1 or (index == number - 1 and SPLIT not in place):
             return several[-1]
         if index < len(early):
             return early[index]
-        if len(early) < _ALIKE or early[-1] != early[-_ALIKE]:
+        if len(early) < self._alike or early[-1] != early[-self._alike]:
             raise NotSteady(place)
         return early[-1]
 

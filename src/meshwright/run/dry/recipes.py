@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from meshwright.run.dry.torch_compat import FakeTensor, FakeTensorMode, as_fake, fresh_meta, kernels_of, view_on_meta
-from meshwright.train.torch_compat import storage_key, tree_leaves
+from meshwright.train.torch_compat import leaves, storage_key
 
 _NEVER = frozenset(
     {
@@ -93,7 +93,7 @@ def _learnt(mode: FakeTensorMode, func: Any, args: Any, options: Any, result: An
     """How to make such a result again, tried on these arguments; None where that gives anything else."""
     several = isinstance(result, (tuple, list))
     outputs: Sequence[Any] = result if several else (result,)
-    given = {_memory(leaf) for leaf in tree_leaves((args, options)) if isinstance(leaf, torch.Tensor)}
+    given = {_memory(leaf) for leaf in leaves((args, options)) if isinstance(leaf, torch.Tensor)}
     makers = [_maker(func, output, args, options, given) for output in outputs]
     if not all(makers):
         return None

@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshwright.cost.traffic_turns import shares_turns
-from meshwright.parallel.stages.torch_compat import PATIENT_SENDS
+from meshwright.run.dry.extend import LONGER
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT, V_SHAPES
+from meshwright.schedule.moves import PATIENT_SENDS
 from meshwright.schedule.program import FORWARD, INPUT, Program
 from meshwright.schedule.rows import one_for_one, run, with_weights
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Sharding, Stage
 
-SHORTEST = 3  # repetitions of a run of layers that the shortest probe keeps: a first, a last and one between
+SHORTEST = 2  # repetitions of a run of layers that the shortest probe keeps: a first and a last
 LONGEST_UNIT = 8
 FEWEST_MICROBATCHES = 5  # three to begin with, one that stands for those between, and the last
+FEWEST_SLICED = 3  # the first, one that stands for those between, and the last
 FEWEST_SPLIT = 9  # with the longest lag, two or more of each half after each half beside the first
 _LONGEST_LAG = PATIENT_SENDS + 3  # of halves of weights: two wait for one another, and for no gradient that was sent
-_PROBES = 3
 
 Content = tuple[Layer, BlockGroup]
 
@@ -42,8 +43,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Designs of one pipeline rank from the shortest on, each with a repetition more; `more` repetitions are missing
-    from the first one. One design and 0 where nothing was left out."""
+    """Designs of one pipeline rank: a short one, from which `more` repetitions are missing, and one with LONGER
+    repetitions more. One design and 0 where nothing was left out."""
 
     designs: tuple[Design, ...]
     more: int
@@ -56,12 +57,13 @@ def shrunk(design: Design, *, rank: int, whole: bool) -> Probe:
     if plan.sends_fragments:
         return Probe(designs=(design,), more=0)
     runs = [_run(_contents(design, plan.stages[index])) for index in plan.stages_of(rank)]
-    more = min(run.count for run in runs) - SHORTEST
-    if whole or more < _PROBES:
+    most = min(run.count for run in runs)
+    if whole or most <= SHORTEST + SHORTEST + LONGER:
         return Probe(designs=(_alone(design, rank, [run.of(run.count) for run in runs]),), more=0)
-    lengths = range(_PROBES)
+    more = most - SHORTEST
+    lengths = (more, more - LONGER)
     return Probe(
-        designs=tuple(_alone(design, rank, [run.of(run.count - more + extra) for run in runs]) for extra in lengths),
+        designs=tuple(_alone(design, rank, [run.of(run.count - fewer) for run in runs]) for fewer in lengths),
         more=more,
     )
 
@@ -71,14 +73,14 @@ def fewer_microbatches(design: Design) -> Design:
 
     Stages in loops are run one after another, which any number of microbatches may be.
     As it is, too, where passes of one kind differ by more than being early: where some backwards are whole and others
-    split, where microbatches are cut or have paths, and where stages that take turns gather or reduce what is sharded.
+    split, where microbatches have paths, and where stages that take turns gather or reduce what is sharded.
     """
     plan = design.plan
-    number = FEWEST_SPLIT if is_split(plan) else FEWEST_MICROBATCHES
+    number = FEWEST_SPLIT if is_split(plan) else FEWEST_SLICED if plan.schedule.slices > 1 else FEWEST_MICROBATCHES
     if plan.schedule.microbatches <= number:
         return design
     told = is_split(plan) or not planned.splits(plan.schedule)
-    if plan.pipeline > 1 and (not told or plan.schedule.slices > 1 or plan.schedule.paths or _turns_differ(plan)):
+    if plan.pipeline > 1 and (not told or plan.schedule.paths or _turns_differ(plan)):
         return design
     kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
     few = planned.of_first(replace(plan.schedule, kind=kind), number)

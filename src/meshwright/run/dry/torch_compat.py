@@ -11,7 +11,6 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -25,18 +24,17 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.distributed.tensor import _sharding_prop
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.flop_counter import flop_registry
 
 from meshwright.nn.routing import Routed
 from meshwright.parallel import dispatch
-from meshwright.train.torch_compat import is_distributed
+from meshwright.train.torch_compat import is_distributed, leaves
 
 __all__ = [
     "ACCELERATOR", "ASKS_DEVICE", "DecidedMode", "FakeTensor", "FakeTensorMode", "as_fake",
-    "device_of", "fake_mode", "fake_world", "flop_formula", "fresh_meta", "kernels_of", "lonely_world", "real",
-    "view_on_meta",
+    "device_of", "fake_mode", "fake_world", "flop_formula", "fresh_meta", "is_on_host", "kernels_of", "lonely_world",
+    "real", "view_on_meta",
 ]  # fmt: skip
 
 # The name of a device that has no kernels: an accelerator to every piece of code that asks, whichever its vendor.
@@ -45,7 +43,8 @@ _LARGE = 1e30
 _ARRIVALS = dispatch.arrivals
 # Most of what is dispatched under fake tensors: every look at a tensor's device.
 ASKS_DEVICE = torch.ops.prim.device.default
-_META = torch.device("meta")
+_META, _HOST = torch.device("meta"), torch.device("cpu")
+_get_dispatch_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 
 
 class _Event:
@@ -184,7 +183,7 @@ _DECIDED = {torch.ops.aten.bincount.default: _even_counts, torch.ops.aten._local
 
 def _is_counting(args: Any, options: Any) -> bool:
     """Whether an operator works on real whole numbers alone, which were decided and stay known."""
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves(args) if isinstance(leaf, torch.Tensor)]
     here = options.get("device") is None
     return here and bool(tensors) and all(_is_known(tensor) for tensor in tensors)
 
@@ -226,7 +225,7 @@ class DecidedMode(FakeTensorMode):
 
         Where torch works out a layout of distributed tensors it has a fake mode of its own, and what is made is its.
         """
-        recipe = self._recipes.known(self, func, args, options) if active_fake_mode() is self else None
+        recipe = self._recipes.known(self, func, args, options) if _get_dispatch_mode(_FAKE) is self else None
         return func(*args, **options) if recipe is None else recipe.make(self, args, options)
 
     @classmethod
@@ -265,12 +264,17 @@ class DecidedMode(FakeTensorMode):
         """What a collective gives back; None where that is a new tensor, which has to be a fake one."""
         with in_kernel_invocation_manager(self):
             result = func(*args, **options)
-        return None if any(type(leaf) is torch.Tensor for leaf in tree_leaves(result)) else result
+        return None if any(type(leaf) is torch.Tensor for leaf in leaves(result)) else result
 
 
 def device_of(tensor: FakeTensor) -> torch.device:
     """What ASKS_DEVICE gives of a fake tensor; torch's kernels are to take it for one of device meta."""
     return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
+
+
+def is_on_host(tensor: FakeTensor) -> bool:
+    """Whether its memory would be the host's, were it real."""
+    return bool(tensor.fake_device == _HOST)
 
 
 def as_fake(meta: torch.Tensor, *, mode: FakeTensorMode, device: torch.device, state: dict[str, Any]) -> FakeTensor:
@@ -380,7 +384,7 @@ def lonely_world(*, rank: int, world_size: int) -> Iterator[None]:
 
 def fake_mode() -> DecidedMode | None:
     """The mode under which new tensors are fake; None where they are real."""
-    found = active_fake_mode()
+    found = _get_dispatch_mode(_FAKE)
     assert found is None or isinstance(found, DecidedMode)
     return found
 

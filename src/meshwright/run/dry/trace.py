@@ -45,7 +45,7 @@ def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tupl
 
 def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
     """The second step of this rank of the default process group, counted. Collective."""
-    marks, job = Marks(), design.job
+    marks, job = Marks(slices=design.plan.schedule.slices), design.job
     learners = real(build_learners)(design.plan, device_type=device, kv_heads=design.model.kv_heads)
     own = replace(design, plan=design.plan.of_learner())
     laid = parallel.lay(own, learners.mesh, device=device, seed=job.seed, recorder=marks)
@@ -120,8 +120,8 @@ def _ahead(design: Design, *, rows: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsidePasses:
-    """Bytes of microbatches that are not in their passes: `held` of the batch, `cut` of it by a context rank for the
-    step, and `losses`, which are kept from the passes until the last of them is done."""
+    """Bytes of microbatches that are not in their passes: `held` of the batch, `cut` of it for the step by a context
+    rank or in slices, and `losses`, which are kept from the passes until the last of them is done."""
 
     held: float
     cut: float
@@ -132,13 +132,16 @@ def outside_passes(design: Design, *, rank: int, microbatches: int) -> OutsidePa
     """That of so many microbatches on pipeline rank `rank`."""
     plan = design.plan
     tokens = float(microbatches * plan.microbatch * plan.sequence_length)
-    of_token = 16 + (4 if reads_documents(design) else 0) + (4 if design.model.prefix else 0)
+    slices, documents = plan.schedule.slices, 4 if reads_documents(design) else 0
+    of_token = 16 + documents + (4 if design.model.prefix else 0)
+    # One row is a view of its slices; the documents of all of it are told to each.
+    cuts = {plan.context > 1: 16 / plan.context, slices > 1: 16 * (plan.microbatch > 1) + slices * documents}
     loss = torch.promote_types(dtypes(plan, master=design.job.master).compute, torch.float32).itemsize
     keeps = plan.pipeline > 1 and plan.stages[-1].rank == rank
     return OutsidePasses(
         held=tokens * of_token,
-        cut=tokens * 16 / plan.context if plan.context > 1 else 0.0,
-        losses=float(microbatches * loss) if keeps else 0.0,
+        cut=tokens * cuts.get(True, 0.0),
+        losses=float(microbatches * slices * loss) if keeps else 0.0,
     )
 
 

@@ -6,9 +6,11 @@ import gc
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from meshwright.run.dry.count import RankCount
+from meshwright.run.dry.events import Packed
+from meshwright.run.dry.jobs import Job
 from meshwright.spec import codec
 from meshwright.spec.plan import Design
 
@@ -17,13 +19,27 @@ PRELOADED = ("meshwright.run.dry.rank",)
 GARBAGE = 10_000  # objects made between two searches for garbage
 
 
-def count_ranks(design: str, ranks: Sequence[int], whole: bool) -> tuple[RankCount, ...]:
-    """What pipeline ranks `ranks` of a design, written as JSON, do in one step. For a process of its own."""
+def trace_jobs(design: str, jobs: Sequence[Job]) -> dict[str, Packed]:
+    """What each of `jobs` of a design, written as JSON, does, packed, by its key. For a process of its own."""
     settle()
     from meshwright.run.dry.rank import Counter
 
-    counter = Counter(design=codec.decode(Design, json.loads(design)), whole=whole)
+    counter = Counter(design=_read(design))
+    return {job.key: counter.trace(job) for job in jobs}
+
+
+def count_ranks(design: str, ranks: Sequence[int], whole: bool, known: Mapping[str, Packed]) -> tuple[RankCount, ...]:
+    """What pipeline ranks `ranks` of a design, written as JSON, do in one step; what jobs do that are `known` is not
+    traced again. For a process of its own."""
+    settle()
+    from meshwright.run.dry.rank import Counter
+
+    counter = Counter(design=_read(design), whole=whole, known=known)
     return tuple(counter.count(rank) for rank in ranks)
+
+
+def _read(design: str) -> Design:
+    return codec.decode(Design, json.loads(design))
 
 
 def settle() -> None:

@@ -22,8 +22,8 @@ from meshwright.train.torch_compat import (
     around_waits,
     group_of,
     is_distributed,
+    leaves,
     storage_key,
-    tree_leaves,
     unboxed,
 )
 
@@ -172,7 +172,7 @@ class CollectiveTimer(TorchDispatchMode):
         )
         pending.counts = only_counts(args)
         self._pending.append(pending)
-        for leaf in tree_leaves(result):
+        for leaf in leaves(result):
             if isinstance(leaf, torch.ScriptObject):
                 pending.work = unboxed(dist.Work, leaf)
                 self._by_work[id(pending.work)] = pending
@@ -233,17 +233,17 @@ def whole_bytes(args: Any, result: Any) -> int:
 
 
 def _bytes_of(tree: Any) -> int:
-    tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
+    tensors = (leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def group_among(args: Any, kwargs: Any) -> dist.ProcessGroup | None:
     """The group among the arguments of an operator; names of reductions are no groups."""
-    handles = (leaf for leaf in reversed(tree_leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
+    handles = (leaf for leaf in reversed(leaves((args, kwargs))) if not isinstance(leaf, (torch.Tensor, int)))
     return next((group for handle in handles if (group := group_of(handle)) is not None), None)
 
 
 def only_counts(args: Any) -> bool:
     """Whether an operator moves int64: choices of experts and how many there are."""
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in leaves(args) if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and all(tensor.dtype is torch.int64 for tensor in tensors)

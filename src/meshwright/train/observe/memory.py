@@ -21,9 +21,9 @@ from meshwright.train.torch_compat import (
     around_resizes,
     in_backward,
     is_distributed,
+    leaves,
     local_part,
     storage_key,
-    tree_leaves,
 )
 
 _PLAIN = (torch.Tensor, nn.Parameter)
@@ -118,7 +118,7 @@ class MemoryTracker(TorchDispatchMode):
         if any(is_distributed(kind) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        for leaf in leaves(result):
             if self._is_plain(leaf):
                 self._follow(leaf, self._part_of(leaf))
         return result
@@ -207,4 +207,4 @@ class Followed:
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
     states = optimizer.state.values() if optimizer is not None else ()
-    return [tensor for state in states for tensor in tree_leaves(state) if isinstance(tensor, torch.Tensor)]
+    return [tensor for state in states for tensor in leaves(state) if isinstance(tensor, torch.Tensor)]
