@@ -18,7 +18,7 @@ from meshwright.cost.work import Sizes
 from meshwright.nn.attention import WIDE_LENGTH
 from meshwright.nn.context import Context
 from meshwright.spec.model import Block
-from meshwright.train.torch_compat import TorchDispatchMode, tree_leaves
+from meshwright.train.torch_compat import TorchDispatchMode, leaves
 
 BATCH, LENGTH = 2, 64
 MODEL = catalog.load_model("llama-2m")
@@ -44,7 +44,7 @@ class Tally(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name not in NOT_COUNTED:
-            tensors = [x for x in tree_leaves((args, kwargs, result)) if isinstance(x, Tensor)]
+            tensors = [x for x in leaves((args, kwargs, result)) if isinstance(x, Tensor)]
             self.num_bytes[name] = self.num_bytes.get(name, 0.0) + sum(moved(x) for x in tensors)
         return result
 
