@@ -14,6 +14,7 @@ from meshwright import cost
 from meshwright.catalog import load_cluster
 from meshwright.cli.app import run as main
 from meshwright.run.dry.count import RankCount, content
+from meshwright.run.dry.jobs import jobs_of, shared_out
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode, WorkerFailed
 from meshwright.spec.exchange import Exchange, TokenLayout
@@ -252,7 +253,17 @@ def test_what_the_runtime_cannot_run_is_refused_by_its_rule() -> None:
         dry_run(replace(entry, plan=plan))
 
 
-def test_ranks_that_hold_the_same_are_traced_by_one_process() -> None:
+def test_traces_are_shared_out_once_each_and_evenly() -> None:
+    entry = case(Layout(pipeline=3, batch=12), layers=30)
+    jobs = [job for rank in range(3) for job in jobs_of(entry, rank=rank, whole=False).jobs]
+    shares = shared_out([*jobs, *jobs], processes=2)
+    keys = [job.key for share in shares for job in share]
+    assert sorted(keys) == sorted({job.key for job in jobs})
+    works = [sum(job.work for job in share) for share in shares]
+    assert max(works) - min(works) <= max(job.work for job in jobs)
+
+
+def test_ranks_that_hold_the_same_are_counted_by_one_process() -> None:
     entry = case(Layout(pipeline=6, batch=6), layers=16)
     shares = shares_of(entry, processes=2)
     assert sorted(rank for share in shares for rank in share) == list(range(6))

@@ -99,8 +99,8 @@ def _grown(short: Events, long: Events, more: int) -> list[Event] | None:
         return None
     found = []
     for one, other in zip(short, long, strict=True):
-        each, left = divmod(other.amount - one.amount, LONGER)
-        if not _alike(one, other) or left:
+        each, odd = divmod(other.amount - one.amount, LONGER)
+        if not _alike(one, other) or odd:
             return None
         found.append(Event(one.kind, one.what, one.amount + more * each))
     return found

@@ -77,9 +77,9 @@ class Counter:
         if not jobs.microbatches:
             step = joined(_grown(each, jobs.layers) for each in together)
             return self._found(rank, step, probed=jobs.layers > 0)
-        traced = jobs.jobs[0].design.plan.schedule.microbatches
+        few = jobs.jobs[0].design.plan.schedule.microbatches
         # The second of microbatches in slices sends twice or more, and has waited for all that the first one sent.
-        tallies = Passes(early=traced - 1, alike=1 if plan.schedule.slices > 1 else 2)
+        tallies = Passes(early=few - 1, alike=1 if plan.schedule.slices > 1 else 2)
         for each in together:
             place = _place(plan, each[0].name)
             tallies.add(place, _grown([_without_receives(entry) for entry in each], jobs.layers))
