@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +14,7 @@ from meshwright.cost.kept import kept_eager
 from meshwright.cost.kept_chosen import operator_outputs
 from meshwright.cost.kept_fused import kept_fused
 from meshwright.cost.kept_grid import kept_on_grids
+from meshwright.cost.kept_slice import going_back
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.offload import keeps_away
 from meshwright.cost.software import Software
@@ -28,6 +29,22 @@ SELECTIVE = RECOMPUTES.index(Recompute.SELECTIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SliceBytes:
+    """Arrays of shape (rows,), bytes of one block of a kind for one microbatch that comes in slices.
+
+    Of what is kept they have `handed` keys and values on and `joined` those of earlier ones with their own, the `first`
+    of them what grows as that; of the last one's own are `unread` by others and kept to be read again. They have `left`
+    gradients for those of earlier ones.
+    """
+
+    handed: FloatArray
+    unread: FloatArray
+    joined: FloatArray
+    first: FloatArray
+    left: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockBytes:
     """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
 
@@ -35,7 +52,8 @@ class BlockBytes:
     backward has beside that, with what it computes again, and `half` that the earlier half of a split one has; `ending`
     what it has at its last product, `mixing` where it comes to the core of a mixer that is not alone and `opening` to
     the first products of that; `waits` is what is left of `kept` between the halves of a split backward; `logits` of
-    the loss; `cast` are copies of experts among what a pass keeps or computes again.
+    the loss; `cast` are copies of experts among what a pass keeps or computes again; and what it has of `slices`, where
+    rows have any.
     """
 
     kept: FloatArray
@@ -48,6 +66,10 @@ class BlockBytes:
     waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
     cast: FloatArray | float = 0.0
+    slices: SliceBytes | None = None
+
+
+AMOUNTS = tuple(field.name for field in fields(BlockBytes) if field.name != "slices")
 
 
 class Holds(Protocol):
@@ -77,6 +99,7 @@ def block_bytes(
     if np.any(np.asarray(sizes.grid_dims) > 1.0):
         parts = kept_on_grids(parts, block, sizes)
     parts = tuple(part.dropping(software.repeats) for part in parts)
+    going = going_back(parts, sizes)
 
     def row(values: Iterable[FloatArray | float]) -> FloatArray:
         total = sizes.zeros
@@ -97,19 +120,30 @@ def block_bytes(
     full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
     # A first norm that is not written out in another precision keeps the very tensor that entered.
-    again = kept - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
+    again = row(part.saved - (0.0 if trains else part.fed) for part in going) + copies
+    again = again - (0.0 if sizes.composite_norms and bool((sizes.itemsize < sizes.wide).all()) else entering)
     if kind.backward is Backward.NONE:
         return BlockBytes(kept=0.0 * kept, working=0.0 * kept, logits=0.0 * kept)
-    handed = np.where(table.slices > 1, row(part.handed for part in parts), 0.0)
+    handed = row(part.handed for part in parts)
     held = np.where(full, entering + handed, np.where(selective, kept - core, kept))
     # Copies of weights stay on the device.
     away = np.where(keeps_away(kind, table), held - np.where(full, 0.0, copies), 0.0)
     repeats = selective if chosen is None else np.zeros_like(selective)
-    beside = beside_kept(parts, block, sizes, inverse=inverse, again=repeats, stays=(away > 0.0) & ~full)
+    beside = beside_kept(going, block, sizes, inverse=inverse, again=repeats, stays=(away > 0.0) & ~full)
     if trains:
         # One by one the gradients of all experts come before they are one tensor.
         by_one = np.where(sizes.groups_experts[inverse], 0.0, experts)
         beside["ending"] = beside["ending"] + state_bytes(table).compute * by_one
+    slices = None
+    if (table.slices > 1).any():
+        stays, once = away == 0.0, ~(full | selective) & (away == 0.0)
+        slices = SliceBytes(
+            handed=np.where(stays, handed, 0.0),
+            unread=np.where(selective & stays, handed / np.maximum(table.slices - 1.0, 1.0), 0.0),
+            joined=np.where(once, row(part.joined for part in parts), 0.0),
+            first=np.where(once, row(part.first for part in parts), 0.0),
+            left=row(part.left for part in parts),
+        )
     if chosen is not None:
         beside["working"] = beside["working"] + np.where(selective, core, 0.0)
     return BlockBytes(
@@ -118,6 +152,7 @@ def block_bytes(
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
         cast=cast,
+        slices=slices,
         # What is away is here, all of it, until its block's backward is done.
         **{name: values + np.where(full, again, 0.0) + away for name, values in beside.items()},
     )

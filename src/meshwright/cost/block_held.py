@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 
-from meshwright.cost.block_bytes import Holds
+from meshwright.cost.block_bytes import AMOUNTS, Holds
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import PlanTable
@@ -19,7 +17,7 @@ from meshwright.spec.model import Attention, Embedding, LatentAttention, Layer, 
 def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> dict[str, FloatArray]:
     """What one block of `kind` adds to StageHeld, shape (rows,)."""
     block, trains = kind.block, kind.backward is Backward.WHOLE
-    held = {field.name: getattr(priced.bytes, field.name) / table.slices for field in fields(priced.bytes)}
+    held = {name: getattr(priced.bytes, name) / table.slices for name in AMOUNTS}
     if isinstance(block, Layer):
         sparse = isinstance(block.transform, Mixture)
         tensor = table.tensor.astype(np.float64)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshwright.cost.block_bytes import FULL, SELECTIVE, recomputes
+from meshwright.cost.kept_keys import all_joined
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
@@ -129,15 +130,22 @@ def _angles(model: ModelSpec) -> float:
 
 
 def _masks(table: PlanTable, *, model: ModelSpec, job: JobSpec, masked: bool) -> FloatArray:
-    """Bytes of all masks of a pass, shape (rows,): of every sequence where attention is `masked` by documents."""
-    length, mixers = float(job.sequence_length), [layer.mixer for layer in model.layers]
+    """Bytes of all masks of a microbatch, shape (rows,): of every sequence where attention is `masked` by documents.
+    Slices have masks of the keys that they meet, all but the first in any case."""
+    length, slices, mixers = (
+        float(job.sequence_length),
+        table.slices.astype(np.float64),
+        [layer.mixer for layer in model.layers],
+    )
     limits = {
         (mixer.window, getattr(mixer, "chunk", None))
         for mixer in mixers
         if isinstance(mixer, (Attention, LatentAttention))
     }
     cut = [pair for pair in limits if masked or any(limit is not None and limit < length for limit in pair)]
-    return np.asarray(len(cut) * length**2 / table.context * (table.microbatch if masked else 1.0), dtype=np.float64)
+    each = length**2 / table.context
+    whole = len(cut) * (table.microbatch if masked else 1.0) * (slices + 1.0) / (2.0 * slices)
+    return np.asarray(each * (whole + (len(limits) - len(cut)) * all_joined(slices) / slices**2), dtype=np.float64)
 
 
 def shared_bytes(
@@ -167,5 +175,6 @@ def _lasting_tensors(
     """Angles of rotary positions in fp32 at the least, which each of a rank's `stages` has for all of its passes, and
     masks of bytes, each once for all layers of one; shape (rows, ranks)."""
     wide = np.maximum(state_bytes(table).compute, 4.0)
+    masks = _masks(table, model=model, job=job, masked=masked)
     angles = stages * (job.sequence_length * _angles(model) * wide)[:, None]
-    return np.asarray(angles + _masks(table, model=model, job=job, masked=masked)[:, None], dtype=np.float64)
+    return np.asarray(angles + (masks / table.slices)[:, None], dtype=np.float64)

@@ -14,6 +14,7 @@ from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.parameters import gathered_of
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.pipeline_held import waiting
+from meshwright.cost.slices_held import Sliced, beside_mean
 from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
@@ -118,7 +119,8 @@ class Held:
     head keeps more at another time; `goes_on` where other microbatches come when it first holds so many. `all_stages`
     are its stages taken together, `first_kept` what a microbatch keeps on the first of them, `behind_head` the
     largest layer of the last one, `waits` what a microbatch leaves between the halves of a split backward, `waiting`
-    what is kept where two stages split them when most microbatches wait so, and `fixed` bytes that stay.
+    what is kept where two stages split them when most microbatches wait so, and `fixed` bytes that stay. Slices have
+    what is `sliced` beside.
     """
 
     kept: FloatArray
@@ -131,6 +133,7 @@ class Held:
     waits: FloatArray
     waiting: FloatArray
     fixed: FloatArray
+    sliced: Sliced | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +355,7 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
             last_waits=each_waits["last"],
         ),
         fixed=fixed,
+        sliced=beside_mean(source.blocks, total, shape=shape),
     )
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.kept_context import kept_by_meeting, traded_copies
-from meshwright.cost.kept_keys import given_features
+from meshwright.cost.kept_attention import kept_attention, kept_latent_attention
+from meshwright.cost.kept_norms import kept_norm, root_mean_square
 from meshwright.cost.kept_part import Kept
-from meshwright.cost.kept_scores import beside_written_out, mask_copy, writes_scores, written_out
 from meshwright.cost.recurrence_work import recurrence_shapes
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
@@ -28,9 +27,6 @@ from meshwright.spec.model import (
     LatentAttention,
     Mixer,
     Mixture,
-    Norm,
-    NormKind,
-    QueryKeyNorm,
     Recurrence,
     Score,
     Transform,
@@ -39,8 +35,6 @@ from meshwright.spec.model import (
 
 _INDEX_BYTES = 8.0
 _LOSS_BYTES = 9.0  # of every token the column of its target, and whether this rank holds it
-# A seed and an offset; flash attention keeps a scalar beside them that it does not use.
-_FLASH_STATE_BYTES, _MASKED_STATE_BYTES = 24.0, 16.0
 
 
 def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
@@ -53,11 +47,11 @@ def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
     for place, part in block.places.items():
         inside = _mixer(part, sizes) if isinstance(part, Mixer) else _transform(part, sizes, beside=block.dense)
         inside = thin_kept(inside, thin_matrices(block, place, sizes.tensor), sizes)
-        before = () if part.norm is None else (_norm(part.norm, sizes),)
-        after = () if part.post_norm is None else (_norm(part.post_norm, sizes),)
+        before = () if part.norm is None else (kept_norm(part.norm, sizes),)
+        after = () if part.post_norm is None else (kept_norm(part.post_norm, sizes),)
         parts += [*before, inside, *after]
     if block.sum_norm is not None:
-        parts.append(_norm(block.sum_norm, sizes))
+        parts.append(kept_norm(block.sum_norm, sizes))
     if block.scaled:
         parts.append(Kept(saved=np.where(sizes.itemsize < sizes.wide, sizes.itemsize, 0.0)))
     return tuple(parts)
@@ -65,178 +59,12 @@ def kept_eager(block: Block, sizes: Sizes, software: Software) -> tuple[Kept, ..
 
 def _mixer(mixer: Mixer, sizes: Sizes) -> Kept:
     if isinstance(mixer, Attention):
-        return _attention(mixer, sizes)
-    return _latent_attention(mixer, sizes) if isinstance(mixer, LatentAttention) else recurrence(mixer, sizes)
+        return kept_attention(mixer, sizes)
+    return kept_latent_attention(mixer, sizes) if isinstance(mixer, LatentAttention) else recurrence(mixer, sizes)
 
 
 def _transform(part: Transform, sizes: Sizes, *, beside: FeedForward | None) -> Kept:
     return _feed_forward(part, sizes) if isinstance(part, FeedForward) else _mixture(part, sizes, beside=beside)
-
-
-def _norm(norm: Norm, sizes: Sizes) -> Kept:
-    """Its input and one or two numbers a token, which layer norms on processors keep in the input's precision."""
-    rows = sizes.tokens / sizes.split
-    copied = sizes.zeros + norm.parameters
-    if norm.kind is NormKind.RMS:
-        return Kept(saved=_root_mean_square(rows * norm.width, rows, sizes), copied=copied)
-    statistics = 2.0 * (sizes.itemsize if sizes.processor else sizes.wide)
-    return Kept(saved=rows * (norm.width * sizes.itemsize + statistics), copied=copied)
-
-
-def _root_mean_square(
-    elements: FloatArray, rows: FloatArray, sizes: Sizes, *, scaled: bool = True, shared: bool = False
-) -> FloatArray:
-    """The input and 1 / rms; written out in fp32 a wide input and, before the scale, a wide output.
-
-    `shared`: something else keeps the input already.
-    """
-    if sizes.composite_norms:
-        own = elements * sizes.wide * (1.0 if scaled else 0.0)
-        read = np.where((sizes.itemsize < sizes.wide) | (not shared), elements * sizes.wide, 0.0)
-        return own + read + rows * sizes.wide
-    return elements * sizes.itemsize * (0.0 if shared else 1.0) + rows * sizes.wide
-
-
-def _attention(mixer: Attention, sizes: Sizes) -> Kept:
-    """Input, queries, keys, values and output, what the core keeps inside, and the inputs of norms on the former."""
-    m, t, e = sizes.tokens, sizes.tensor, sizes.itemsize
-    heads, key_heads = mixer.heads / t, np.maximum(mixer.kv_heads / t, 1.0)
-    query, key = heads * mixer.head_dim, key_heads * mixer.head_dim
-    held = key * mixer.keys
-    normed = mixer.qk_norm is not QueryKeyNorm.NONE
-    same = mixer.shared_key_value and mixer.rotary is None and not normed and not mixer.value_norm
-    read = query + (1.0 if same else 2.0) * held
-    scores = sizes.scores * mixer.keys * heads if sizes.unfused else sizes.zeros
-    if sizes.unfused:
-        inside = e * m * read + sizes.score_bytes * scores
-    elif writes_scores(mixer, sizes):
-        inside = written_out(mixer, heads, query, sizes)
-    else:
-        mask = mask_copy(mixer, sizes)
-        given = given_features(query, held, read, sizes, masked=mask is not None)
-        inside = _fused_core(
-            read=query + 2.0 * held, written=query, heads=heads, inputs=given, sizes=sizes, flash=mask is None
-        )
-        inside = inside if mask is None else inside + mask
-    met = held * traded_copies(key_heads, sizes)
-    inside = kept_by_meeting(inside, query=query, key=met, value=0.0 * met if same else met, heads=heads, sizes=sizes)
-    # The sinks' copy in less precision is an input that only a repeated core needs.
-    core = inside - e * m * read - (np.where(e < sizes.wide, e * heads, 0.0) if mixer.sinks else 0.0)
-    width = sizes.zeros + mixer.width
-    matrices = width * (2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key)
-    working = e * (m * (2.0 * query + 2.0 * held + width) + 2.0 * scores)
-    if writes_scores(mixer, sizes):
-        working = np.maximum(working, beside_written_out(mixer, heads, query, sizes))
-    return Kept(
-        saved=e * m * (width + query) + inside + _head_norms(mixer, query, key, sizes) + _value_norm(mixer, key, sizes),
-        core=core,
-        working=working,
-        ending=e * m * (query + width),
-        fed=e * m * width,
-        waits=e * m * (2.0 * width + 2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key),
-        copied=matrices + _head_norm_parameters(mixer, query, key),
-        handed=e * m * 2.0 * held,
-    )
-
-
-def _fused_core(
-    *, read: FloatArray, written: FloatArray, heads: FloatArray, inputs: FloatArray, sizes: Sizes, flash: bool
-) -> FloatArray:
-    """Inputs and the log-sum-exp of a fused kernel; where they are widened, wide inputs and output.
-
-    The memory-efficient kernel takes what `flash` attention does not: masks, values of another width.
-    """
-    m, e, wide = sizes.tokens, sizes.itemsize, sizes.attended
-    held = np.where(wide > e, wide * (read + written), e * inputs)
-    state = 0.0 if sizes.processor else _FLASH_STATE_BYTES if flash else _MASKED_STATE_BYTES
-    return m * held + m * heads * sizes.wide + state
-
-
-def _head_norms(mixer: Attention, query: FloatArray, key: FloatArray, sizes: Sizes) -> FloatArray:
-    """Norms of queries and keys: over each head, or over all heads at once, which tensor ranks write out together."""
-    if mixer.qk_norm is QueryKeyNorm.NONE:
-        return sizes.zeros
-    m, scaled = sizes.tokens, mixer.qk_norm is not QueryKeyNorm.UNSCALED
-    whole = mixer.qk_norm is QueryKeyNorm.FULL
-    found = sizes.zeros
-    for features, shared in ((query, False), (key, mixer.shared_key_value and not mixer.value_norm)):
-        rows = m * (1.0 if whole else features / mixer.head_dim)
-        one = _root_mean_square(m * features, rows, sizes, scaled=scaled, shared=shared)
-        apart = m * (2.0 * features + 1.0) * sizes.wide
-        found = found + (np.where(sizes.tensor > 1.0, apart, one) if whole else one)
-    return found
-
-
-def _value_norm(mixer: Attention, key: FloatArray, sizes: Sizes) -> FloatArray:
-    """Of values, over each head and without a scale; keys that are values are kept by their own norm already, or as
-    they are by a fused core."""
-    if not mixer.value_norm:
-        return sizes.zeros
-    m, as_they_are = sizes.tokens, mixer.rotary is None and not mixer.sinks and mixer.softcap is None
-    shared = mixer.shared_key_value and (mixer.qk_norm is not QueryKeyNorm.NONE or as_they_are)
-    return _root_mean_square(m * key, m * key / mixer.head_dim, sizes, scaled=False, shared=shared)
-
-
-def _head_norm_parameters(mixer: Attention, query: FloatArray, key: FloatArray) -> FloatArray | float:
-    if mixer.qk_norm is QueryKeyNorm.FULL:
-        return query + key
-    return 2.0 * mixer.head_dim if mixer.qk_norm is QueryKeyNorm.HEAD else 0.0
-
-
-def _latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
-    """Latents with their norms on every tensor rank, and the queries, keys and values of its heads.
-
-    Values are a slice of what the up-projection gives, and keep it whole. Processors have no fused kernel for values
-    of another width than the keys', and write the scores out in fp32, with a copy of the values unless one sequence of
-    that precision needs none.
-    """
-    m, e, wide = sizes.tokens, sizes.itemsize, sizes.wide
-    heads = mixer.heads / sizes.tensor
-    query, value = heads * (mixer.nope_dim + mixer.rope_dim), heads * mixer.value_dim
-    inputs = 2.0 * query + heads * (mixer.nope_dim + mixer.value_dim)
-    even = mixer.nope_dim + mixer.rope_dim == mixer.value_dim
-    if sizes.processor and not even:
-        slices = (np.asarray(sizes.batch + sizes.zeros) > 1.0) | (e < wide)
-        values = np.where(slices, value, heads * (mixer.nope_dim + mixer.value_dim))
-        inside = wide * (m * (2.0 * query + values) + sizes.scores * heads)
-    else:
-        mask = mask_copy(mixer, sizes)
-        inside = _fused_core(
-            read=2.0 * query + value,
-            written=value,
-            heads=heads,
-            inputs=inputs,
-            sizes=sizes,
-            flash=even and mask is None,
-        )
-        inside = inside if mask is None else inside + mask
-    # Values that are traded are copied out of what the up-projection gave.
-    met = np.where(np.asarray(sizes.inner) > 1.0, value, inputs - 2.0 * query)
-    inside = kept_by_meeting(inside, query=query, key=query, value=met, heads=heads, sizes=sizes)
-    core = inside - e * m * inputs
-    width, rank, latent = sizes.zeros + mixer.width, mixer.query_rank, float(mixer.kv_rank + mixer.rope_dim)
-    around = _root_mean_square(m * mixer.kv_rank, m, sizes) + e * m * mixer.kv_rank
-    whole = not sizes.composite_norms
-    around = around + np.where(whole | (e >= wide), e * m * mixer.rope_dim, 0.0)
-    copied = width * (latent + value) + mixer.kv_rank * (heads * (mixer.nope_dim + mixer.value_dim) + 1.0)
-    fed = e * m * (width + mixer.kv_rank)
-    above = query + latent + heads * (mixer.nope_dim + mixer.value_dim) + width + value
-    if rank is None:
-        copied = copied + width * query
-    else:
-        fed, above = fed + e * m * rank, above + rank
-        around = around + _root_mean_square(m * rank, m, sizes) + e * m * rank
-        copied = copied + rank * (width + query + 1.0)
-    return Kept(
-        saved=e * m * (width + value) + inside + around,
-        core=core,
-        working=e * m * (2.0 * query + value + width),
-        ending=e * m * (value + width),
-        fed=fed,
-        waits=fed + e * m * above,
-        copied=copied,
-        handed=e * m * (query + value),
-    )
 
 
 def recurrence(mixer: Recurrence, sizes: Sizes) -> Kept:
@@ -361,7 +189,7 @@ def _gate(part: Mixture, sizes: Sizes, *, tokens: FloatArray, beside: FeedForwar
     found, e = sizes.zeros, sizes.itemsize
     known = beside is not None and beside.norm is not None
     for _ in part.inner_norms:
-        found = found + _root_mean_square(tokens * part.width, tokens, sizes, shared=known)
+        found = found + root_mean_square(tokens * part.width, tokens, sizes, shared=known)
         known = True
     if part.expert_scale:
         found = found + sizes.tokens * part.top_k * np.where(e < sizes.wide, 2.0 * e, e)
@@ -380,7 +208,7 @@ def _head(block: Head, sizes: Sizes, software: Software) -> tuple[Kept, ...]:
     A loss of torch's own keeps their log-softmax in fp32 instead.
     """
     m, e = sizes.tokens, sizes.itemsize
-    norms = () if block.norm is None else (_norm(block.norm, sizes),)
+    norms = () if block.norm is None else (kept_norm(block.norm, sizes),)
     rows = first_rows(block.vocab, sizes.tensor)
     logits = m * (float(block.vocab) if software.whole_logits else rows)
     capped = 0.0 if block.softcap is None else e * logits

@@ -19,8 +19,10 @@ class Kept:
     that the gradients of their weights alone read; `late` of those are gone where a whole backward has most. `waits`
     are inputs of all products and the gradients of what they gave, which a split backward keeps for those of their
     weights. `copied` elements of weights are kept beside the parameters where every pass casts them, `experts` of them
-    those of experts. `handed` are keys and values that slices leave those behind them. `again` is what of `saved` but
-    the core can be run again.
+    those of experts. `handed` are keys and values that slices leave those behind them, `joined` of `saved` what
+    slices but the first have of all that grows with the keys that they meet, such as those that they put together with
+    their own, and `first` what that one has; `left` are the gradients that they leave for those before them. `again` is
+    what of `saved` but the core can be run again.
     """
 
     saved: FloatArray
@@ -34,6 +36,9 @@ class Kept:
     copied: FloatArray | float = 0.0
     experts: FloatArray | float = 0.0
     handed: FloatArray | float = 0.0
+    joined: FloatArray | float = 0.0
+    first: FloatArray | float = 0.0
+    left: FloatArray | float = 0.0
     again: Mapping[Repeated, FloatArray] = field(default_factory=dict)
 
     def dropping(self, repeats: frozenset[Repeated]) -> Kept:

@@ -236,7 +236,7 @@ class EagerMoments:
     def full(self, entry: Held) -> Moment:
         """As much is held as ever, before any gradient."""
         before = self.found.before
-        return Moment(gradients=before, activations=entry.kept, logits=entry.logits, buffers=self.fixed)
+        return Moment(gradients=before, activations=entry.kept + _begun(entry), logits=entry.logits, buffers=self.fixed)
 
     def others(self, entry: Held) -> list[Moment]:
         """A layer's backward when as much as ever is held on stages without the head, and the optimizer's step, when
@@ -363,3 +363,8 @@ def _chunks_bytes(elements: FloatArray, compute: FloatArray, *, kind: DeviceKind
     chunk, narrow = np.minimum(elements, size) * np.maximum(compute, 4.0), 1.0 * (compute < 4.0)
     again = 1.0 * (elements > size)
     return chunk * (1.0 + narrow + again), chunk * narrow * (1.0 + again)
+
+
+def _begun(entry: Held) -> FloatArray | float:
+    """Bytes of slices beside mean ones before any has gone back."""
+    return 0.0 if entry.sliced is None else entry.sliced.first.beside

@@ -15,6 +15,7 @@ import numpy as np
 
 from meshwright.cost.holding import StageHeld
 from meshwright.cost.peak_parts import Beside, Rows
+from meshwright.cost.slices_held import Phase
 from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray
 
@@ -59,9 +60,9 @@ def least_backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], co
     """As `backwards`, of `least_needs`."""
     second = _second(at)
     if second.here.any():
-        yield second
+        yield _sliced(second, at, "second")
     if need & _BEGINS:
-        yield _first(at, second)
+        yield _sliced(_first(at, second), at, "first")
     if need & _APART:
         yield next(_in_turn(at, next(_places(at, counts, count)), need))
 
@@ -92,11 +93,14 @@ def _second(at: Rows) -> Beside:
 def _together(at: Rows, need: int) -> Iterator[Beside]:
     """The first backward, the second and the last, of all stages of a rank as though they were one."""
     several, second = at.setting.microbatches > 1.0, _second(at)
-    yield second
+    yield _sliced(second, at, "second")
     if need & _TURNS:
         return
+    if at.entry.sliced is not None and at.entry.sliced.again.here.any():
+        again = _sliced(second, at, "again")
+        yield replace(again, here=again.here & at.entry.sliced.again.here)
     if need & _BEGINS:
-        yield _first(at, second)
+        yield _sliced(_first(at, second), at, "first")
     if need & _ENDS:
         yield replace(
             second,
@@ -123,6 +127,16 @@ def _first(at: Rows, second: Beside) -> Beside:
         ends=~several,
         follows=np.ones_like(entry.goes_on),
     )
+
+
+def _sliced(found: Beside, at: Rows, name: str) -> Beside:
+    """The same of the slice that goes back then, where microbatches come in slices."""
+    sliced = at.entry.sliced
+    if sliced is None:
+        return found
+    phase: Phase = getattr(sliced, name)
+    stage = replace(found.stage, one_kept=found.stage.one_kept + phase.own)
+    return replace(found, stage=stage, kept=np.maximum(found.kept + phase.beside, 0.0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,12 @@ class Sizes:
         return self.batch * self.sequence**2 / self.context
 
     @property
+    def met_scores(self) -> FloatArray:
+        """Those of `scores` that are formed where they are written out: slices meet the keys up to their own."""
+        slices = np.asarray(self.slices)
+        return self.scores * (slices + 1.0) / (2.0 * slices)
+
+    @property
     def score_bytes(self) -> FloatArray:
         """Bytes of a score that backward keeps where attention is not fused: softmax, and what is left of it with the
         mask of what was dropped (2205.05198)."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.block_bytes import FULL, BlockBytes
+from meshwright.cost.block_bytes import AMOUNTS, FULL, BlockBytes
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory
 from meshwright.cost.offload import away_seconds, optimizes_away
@@ -23,7 +23,7 @@ from meshwright.cost.software import software
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.cost.transfers import between_ranks, times_crossed
-from meshwright.search.least import BYTES, BlockLeast, Least
+from meshwright.search.least import BlockLeast, Least
 from meshwright.search.round_trips import round_trips
 from meshwright.search.space import Space
 from meshwright.search.travel import Lasts, Work, least_seconds
@@ -237,8 +237,7 @@ class Bounds:
         They are the first of those with most parameters in layers, the first rank and the last.
         """
         table = _effective(table)
-        whole = np.zeros(len(table), dtype=np.bool_)
-        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=whole)
+        blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=table.slices > 1)
         arrays, layout = self._count(table), table.layout[:, None]
         ends = self._fullest[table.layout, :ranks]
         names = ("total", "first", "last", "first_upto", "last_upto")
@@ -301,7 +300,7 @@ class _Held:
 def _as_blocks(found: BlockLeast, rows: Ids, table: PlanTable) -> list[_Held]:
     """As memory reads them: bytes and parameters of the chosen rows, kind by kind. They were told as though no rank
     had a part of an expert, so that copies of whole ones are among them."""
-    columns = {name: getattr(found, name).take(rows, axis=0) for name in (*BYTES, "parameters", "apart")}
+    columns = {name: getattr(found, name).take(rows, axis=0) for name in (*AMOUNTS, "parameters", "apart")}
     divided = ~experts_apart(table)[:, None]
     again = (table.recompute == FULL)[:, None]
     for names, those in ((("kept",), divided & ~again), (_WORKING, divided & again)):
@@ -311,7 +310,7 @@ def _as_blocks(found: BlockLeast, rows: Ids, table: PlanTable) -> list[_Held]:
         _Held(
             parameters=columns["parameters"][:, kind],
             expert_parameters=columns["apart"][:, kind],
-            bytes=BlockBytes(**{name: columns[name][:, kind] for name in BYTES}),
+            bytes=BlockBytes(**{name: columns[name][:, kind] for name in AMOUNTS}),
         )
         for kind in range(found.kept.shape[1])
     ]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
-from meshwright.cost.block_bytes import BlockBytes
+from meshwright.cost.block_bytes import AMOUNTS
 from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.machine import Blocks, price_blocks
@@ -32,7 +32,6 @@ SETTINGS = (
     "precision",
 )
 _KEPT_AWAY = OFFLOADS.index(Offload.ACTIVATIONS)
-BYTES = tuple(field.name for field in fields(BlockBytes))
 _WAYS = len(RECOMPUTES) * 4
 _MANY = 1 << 20  # sequences of a microbatch beside which no launch and no latency counts
 _ROUNDED = 1.0 - 1e-5  # of such a microbatch: its products end in tiles that are not full
@@ -202,7 +201,7 @@ def _least_of(priced: Blocks, *, added: Sequence[Floats | float]) -> BlockLeast:
         forward=forward,
         backward=whole - summing,
         **busy,
-        **{name: every(getattr(block.bytes, name) for block in blocks) for name in BYTES},
+        **{name: every(getattr(block.bytes, name) for block in blocks) for name in AMOUNTS},
         parameters=every(block.parameters for block in blocks),
         apart=every(block.expert_parameters for block in blocks),
     )
