@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshwright.cost.kept import kept_eager
 from meshwright.cost.kept_chosen import operator_outputs
 from meshwright.cost.kept_fused import kept_fused
 from meshwright.cost.kept_grid import kept_on_grids
+from meshwright.cost.kept_part import Kept
 from meshwright.cost.kept_slice import going_back
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.offload import keeps_away
@@ -101,12 +103,7 @@ def block_bytes(
     parts = tuple(part.dropping(software.repeats) for part in parts)
     going = going_back(parts, sizes)
 
-    def row(values: Iterable[FloatArray | float]) -> FloatArray:
-        total = sizes.zeros
-        for value in values:
-            total = total + value
-        return total[inverse]
-
+    row = partial(_summed, sizes=sizes, inverse=inverse)
     copied = 0.0 if isinstance(block, Embedding) else row(part.copied for part in parts)
     experts = row(part.experts for part in parts)
     apart = np.where(table.sharding > 0, experts * experts_apart(kind.rows(table)), 0.0)
@@ -134,16 +131,6 @@ def block_bytes(
         # One by one the gradients of all experts come before they are one tensor.
         by_one = np.where(sizes.groups_experts[inverse], 0.0, experts)
         beside["ending"] = beside["ending"] + state_bytes(table).compute * by_one
-    slices = None
-    if (table.slices > 1).any():
-        stays, once = away == 0.0, ~(full | selective) & (away == 0.0)
-        slices = SliceBytes(
-            handed=np.where(stays, handed, 0.0),
-            unread=np.where(selective & stays, handed / np.maximum(table.slices - 1.0, 1.0), 0.0),
-            joined=np.where(once, row(part.joined for part in parts), 0.0),
-            first=np.where(once, row(part.first for part in parts), 0.0),
-            left=row(part.left for part in parts),
-        )
     if chosen is not None:
         beside["working"] = beside["working"] + np.where(selective, core, 0.0)
     return BlockBytes(
@@ -152,9 +139,38 @@ def block_bytes(
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
         cast=cast,
-        slices=slices,
+        slices=_of_slices(table, row, parts, stays=away == 0.0, full=full, selective=selective),
         # What is away is here, all of it, until its block's backward is done.
         **{name: values + np.where(full, again, 0.0) + away for name, values in beside.items()},
+    )
+
+
+def _summed(values: Iterable[FloatArray | float], *, sizes: Sizes, inverse: npt.NDArray[np.intp]) -> FloatArray:
+    total = sizes.zeros
+    for value in values:
+        total = total + value
+    return np.asarray(total[inverse])
+
+
+def _of_slices(
+    table: PlanTable,
+    row: Callable[[Iterable[FloatArray | float]], FloatArray],
+    parts: Sequence[Kept],
+    *,
+    stays: BoolArray,
+    full: BoolArray,
+    selective: BoolArray,
+) -> SliceBytes | None:
+    """What slices have of a block whose activations stay on the device, if they do."""
+    if not (table.slices > 1).any():
+        return None
+    handed, once = row(part.handed for part in parts), stays & ~(full | selective)
+    return SliceBytes(
+        handed=np.where(stays, handed, 0.0),
+        unread=np.where(selective & stays, handed / np.maximum(table.slices - 1.0, 1.0), 0.0),
+        joined=np.where(once, row(part.joined for part in parts), 0.0),
+        first=np.where(once, row(part.first for part in parts), 0.0),
+        left=row(part.left for part in parts),
     )
 
 
