@@ -65,11 +65,11 @@ def _chosen(part: PartWork, software: Software) -> tuple[Product, ...]:
 def flops_again(works: tuple[PartWork, ...], software: Software) -> tuple[list[Flops], list[Flops], list[Flops]]:
     """FLOPs of a forward that is run again, of its last product, and of what selective recompute chooses."""
     cores: list[Flops] = [part.score_flops * part.heaviest for part in works]
-    whole = [*cores, *(one.flops for part in works for one in part.products)]
-    last: list[Flops] = [one.flops for one in works[-1].products[-1:]]
+    whole = [*cores, *(one.most_flops for part in works for one in part.products)]
+    last: list[Flops] = [one.most_flops for one in works[-1].products[-1:]]
     chosen = cores if Repeated.SCORES in software.repeats else []
     if software.repeats > SCORES:
-        chosen = [*chosen, *(one.flops for part in works for one in _chosen(part, software))]
+        chosen = [*chosen, *(one.most_flops for part in works for one in _chosen(part, software))]
     return whole, last, chosen
 
 

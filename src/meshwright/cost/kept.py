@@ -11,6 +11,7 @@ import numpy as np
 from meshwright.cost.kept_attention import kept_attention, kept_latent_attention
 from meshwright.cost.kept_norms import kept_norm, root_mean_square
 from meshwright.cost.kept_part import Kept
+from meshwright.cost.received import received_choices, sent_choices
 from meshwright.cost.recurrence_work import recurrence_shapes
 from meshwright.cost.software import Software
 from meshwright.cost.thin import thin_kept, thin_matrices
@@ -129,10 +130,7 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
     holders = np.where(grid, sizes.expert, 1.0)
     own = m / np.where(grid, sizes.tensor, 1.0)
     chosen, h = own * part.top_k, part.hidden / slices
-    passes = sizes.slices + sizes.zeros
-    once = np.ceil(chosen / passes * part.routing.kept_share)
-    sent = passes * once
-    received = np.where(grid, slices * passes * _received(once, holders, experts=part.experts), sent)
+    sent, received = sent_choices(part, sizes), received_choices(part, sizes)
     inside = hidden_copies(gated=part.gated, activation=part.activation) * h
     choices = chosen * (3.0 * _INDEX_BYTES + e) + _scores_kept(part, own, chosen, sizes)
     read = np.where((part.shared is not None) & (own < m), own + m, own)
@@ -159,13 +157,6 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
         copied=copied,
         experts=experts,
     )
-
-
-def _received(sent: FloatArray, holders: FloatArray, *, experts: int) -> FloatArray:
-    """Choices that the fullest of `holders` of experts receives where each of them sends as many to every expert: what
-    is left over is of the first ones."""
-    here, each = experts / holders, np.floor(sent / experts)
-    return np.asarray(holders * (here * each + np.minimum(sent - experts * each, here)), dtype=np.float64)
 
 
 def _scores_kept(part: Mixture, tokens: FloatArray, choices: FloatArray, sizes: Sizes) -> FloatArray:

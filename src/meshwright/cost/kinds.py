@@ -46,7 +46,7 @@ class BlockSeconds:
     and `back` what forward and backward wait for, those of a repeated forward with it. Where a schedule gives weights'
     gradients in a pass of their own, `weight` is that part of backward, `back` is of the rest, and `late` is what that
     pass leaves free. `tensor_bytes` are exchanged over tensor ranks. `expert_parameters` of `parameters` lie
-    on the grid of experts; `flops` are those of both passes at the context rank with most, and `flops_again` of what
+    on the grid of experts; `flops` are those of both passes at the ranks with most, and `flops_again` of what
     backward does again. `parts` splits forward and
     backward by part name, one entry a combination; `part_seconds` by row.
     """
@@ -219,7 +219,7 @@ def _flops(works: tuple[PartWork, ...], backward: Backward) -> Iterator[FloatArr
     """FLOPs of both passes, product by product: one product forward, and backward one for each gradient it gives."""
     for part in works:
         both = backward is Backward.WHOLE
-        yield from (product.flops * (_PASSES[backward] - (both and product.given)) for product in part.products)
+        yield from (product.most_flops * (_PASSES[backward] - (both and product.given)) for product in part.products)
         yield part.score_flops * part.heaviest * (1.0 if backward is Backward.NONE else 3.0)
 
 

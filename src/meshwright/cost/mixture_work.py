@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.cost.mixture_rows import has_biases_apart, has_masks, row_bytes
 from meshwright.cost.norm_work import norm_parameters
+from meshwright.cost.received import received_choices
 from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes
 from meshwright.spec.model import FeedForward, Mixture
 
@@ -30,10 +31,11 @@ def mixture_work(part: Mixture, sizes: Sizes) -> PartWork:
     routed = m * copies * slices / t
     active = np.minimum(experts, routed)
     rows = routed / active
+    most = 1.0 if masked else np.where(grid, received_choices(part, sizes) / routed, 1.0)
     products = [
         Product(m=m / np.where(grid, t, 1.0), n=sizes.zeros + part.experts, k=w),
-        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0), together=active, block=block),
-        Product(m=rows, n=w, k=h, count=active, together=active, block=block),
+        Product(m=rows, n=h, k=w, count=active * (2.0 if part.gated else 1.0), together=active, block=block, most=most),
+        Product(m=rows, n=w, k=h, count=active, together=active, block=block, most=most),
     ]
     products += _masks(w, sizes, copies=copies) if masked else []
     replicated = float(part.width * part.experts + part.gate_parameters + part.extra_parameters)

@@ -146,6 +146,7 @@ class Product:
     `together` of them share the device's units: the experts of a mixture. `of` are the names in their part of matrices
     that may be products of two thin ones. Its input is `shared` with the product before it. The second factor is
     `given` where it has no gradient. Rows are multiplied in blocks of `block`, one that two products share for each.
+    The rank that has `most` rows has so many times as many.
     """
 
     m: FloatArray
@@ -157,6 +158,7 @@ class Product:
     shared: bool = False
     given: bool = False
     block: int = 1
+    most: FloatArray | float = 1.0
 
     @property
     def inputs(self) -> FloatArray | float:
@@ -175,6 +177,11 @@ class Product:
     @property
     def flops(self) -> FloatArray:
         return 2.0 * self.m * self.n * self.k * self.count
+
+    @property
+    def most_flops(self) -> FloatArray:
+        """Those of the rank with most rows."""
+        return self.flops * self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from meshwright.schedule.build import SPLIT, V_SHAPES
 from meshwright.schedule.moves import PATIENT_SENDS
 from meshwright.schedule.program import FORWARD, INPUT, Program
 from meshwright.schedule.rows import one_for_one, run, with_weights
-from meshwright.spec.model import Layer
+from meshwright.spec.model import Layer, Mixture
 from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Sharding, Stage
 
 SHORTEST = 2  # repetitions of a run of layers that the shortest probe keeps: a first and a last
@@ -144,15 +144,20 @@ def _run(contents: Sequence[Content]) -> Run:
     return best
 
 
+def _is_balanced(layer: Layer) -> bool:
+    return isinstance(layer.transform, Mixture) and bool(layer.transform.routing.bias_rate)
+
+
 def _alone(design: Design, rank: int, held: Sequence[tuple[Content, ...]]) -> Design:
-    """The design with these layers on the stages of pipeline rank `rank` and none on others."""
+    """The design with these layers on the stages of pipeline rank `rank` and none on others, but where every rank adds
+    up how often the experts of all were chosen."""
     plan, model = design.plan, design.model
     layers: list[Layer] = []
     stages: list[Stage] = []
     contents = iter(held)
-    last = len(plan.stages) - 1
+    last, told = len(plan.stages) - 1, any(_is_balanced(layer) for layer in model.layers)
     for index, stage in enumerate(plan.stages):
-        own = next(contents) if stage.rank == rank else ()
+        own = next(contents) if stage.rank == rank else _contents(design, stage) if told else ()
         first = stage.groups[0]
         groups = [replace(first, start=0, stop=1)] if index == 0 else []
         for layer, group in own:
