@@ -38,8 +38,7 @@ def mixture_work(part: Mixture, sizes: Sizes) -> PartWork:
         Product(m=rows, n=w, k=h, count=active, together=active, block=block, most=most),
     ]
     products += _masks(w, sizes, copies=copies) if masked else []
-    replicated = float(part.width * part.experts + part.gate_parameters + part.extra_parameters)
-    replicated += part.width if part.shared_gate else 0
+    replicated = float(part.width * (part.experts + part.shared_gate) + part.gate_parameters + part.extra_parameters)
     biases = float(part.experts * part.width if part.expert_bias else 0)
     normed = e * m / np.where(grid, t, 1.0) * len(part.inner_norms) * w
     traffic = 3.0 * e * m * w / sizes.split + 2.0 * normed
