@@ -39,8 +39,9 @@ class Sliced:
 
 
 def beside_mean(blocks: Sequence[Holds], counts: FloatArray, *, shape: Shape) -> Sliced | None:
-    """Of the blocks that are counted, (rows, ranks, kinds + 1); None where no microbatch comes in slices."""
-    if shape.slices is None or not (shape.slices > 1.0).any():
+    """Of the blocks that are counted, (rows, ranks, kinds + 1); None where no microbatch comes in slices, or where none
+    of the blocks says what those have."""
+    if shape.slices is None or all(block.bytes.slices is None for block in blocks):
         return None
     slices, ones = shape.slices[:, None], np.ones(counts.shape[:2])
     each = _summed(blocks, counts)
