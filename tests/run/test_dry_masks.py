@@ -49,6 +49,15 @@ def test_peaks_of_v_shapes_that_compute_again_are_predicted() -> None:
     hold({kind.value: asked(DENSE, replace(TURNED, kind=kind)) for kind in V_SHAPES})
 
 
+@pytest.mark.slow
+def test_peaks_of_as_few_microbatches_as_go_in_pairs_are_predicted() -> None:
+    """All of them have gone down before one that came up is back."""
+    few = replace(TURNED, kind=ScheduleKind.DUAL_PIPE_V, batch=4)
+    shards = replace(few, shard=4, batch=16, sharding=Sharding.OPTIMIZER)
+    kept = replace(shards, sharding=Sharding.GRADIENTS, recompute=Recompute.NONE)
+    hold({name: asked(DENSE, layout) for name, layout in {"whole": few, "zero1": shards, "zero2": kept}.items()})
+
+
 AGAIN = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 
 

@@ -29,6 +29,7 @@ _AMONG = 64.0  # times the logits, so that what is held is asked for at the mome
 _SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
 _TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
 _V_SHAPES = [SCHEDULES.index(kind) for kind in V_SHAPES]
+DUAL_PIPE = SCHEDULES.index(ScheduleKind.DUAL_PIPE_V)
 _SUMS = ("one_kept", "whole", "made", "experts", "stays", "added", "layers")
 _ONES = (
     "one_logits",
@@ -367,7 +368,10 @@ def _goes_on(shape: Shape, stages: Mapping[str, FloatArray]) -> BoolArray:
     pipeline, chunks = shape.pipeline[rows, None], shape.chunks[rows, None]
     ahead = 2.0 * (pipeline - 1.0 - shape.rank[rows]) + 2.0 * (chunks - 1.0) * pipeline + 1.0
     found[rows] &= ahead < chunks * shape.microbatches[rows, None]
-    return found
+    # All may have gone down a V before one that came up is back on the stage where they began.
+    ones = np.ones_like(found, dtype=np.float64)
+    down = held(shape, first=ones, last=0.0 * ones, total=ones) < shape.microbatches[:, None]
+    return np.where((shape.schedule == DUAL_PIPE)[:, None], found & down, found)
 
 
 def in_turns(table: PlanTable) -> BoolArray:

@@ -260,7 +260,16 @@ class EagerMoments:
                 buffers=self.fixed + own.sends + own.half + self._gathered_layer(own),
                 here=entry.waiting > 0.0,
             )
-            meeting = [*meeting, left]
+            # Then that layer's gradients, as its half gave them and as they are sent, beside what others left.
+            sent = np.where(self.sharded & ~self.sums_whole, 2.0 * self.reduced * own.largest_made, 0.0)
+            reduced = replace(
+                left,
+                activations=np.maximum(entry.waiting - own.largest_waits, 0.0),
+                buffers=self.fixed + sent,
+                freed=self.dropped * own.largest,
+                here=left.here & (sent > 0.0),
+            )
+            meeting = [*meeting, left, reduced]
         if not entry.alone.any():
             return [step, *meeting]
         stage = entry.all_stages

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshwright.cost.bucket_bytes import READ_BYTES, OnTheWay
-from meshwright.cost.holding import Held, StageHeld, in_turns, splits
+from meshwright.cost.holding import DUAL_PIPE, Held, StageHeld, in_turns, splits
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import States, state_bytes
@@ -34,14 +34,16 @@ class Setting:
     bits (or 0), and `read` beside one that is read then, `narrow` of a gradient that is widened, `copied` of a matrix's
     own copy, which is gone by then, `gathered` for a pass, and `dropped` when its stage ends. All passes of a stage in
     a row have what is gathered where it is `shared`. Whole gradients are summed until a stage ends where it
-    `sums_whole`. The stages of a rank end one after another `in_turns`; the only stage of one that `splits` has halves
-    of backwards.
+    `sums_whole`. The stages of a rank end one after another
+    `in_turns`, or one goes down and one up as microbatches go `in_pairs`; the only stage of one that `splits` has
+    halves of backwards.
     """
 
     microbatches: FloatArray
     pipeline: FloatArray
     chunks: FloatArray
     in_turns: BoolArray
+    in_pairs: BoolArray
     breadth_first: BoolArray
     splits: BoolArray
     sharded: BoolArray
@@ -70,6 +72,7 @@ class Setting:
             "pipeline": shape.pipeline,
             "chunks": shape.chunks,
             "in_turns": in_turns(table),
+            "in_pairs": table.schedule == DUAL_PIPE,
             "breadth_first": table.schedule == _BREADTH_FIRST,
             "splits": splits(table),
             "sharded": sharded,

@@ -43,7 +43,7 @@ def needs(at: Rows, *, unlike: BoolArray) -> IntArray:
 def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
     """Of rows that all need the same; `count` tells what stages hold whose blocks are counted."""
     if need & _TOGETHER:
-        yield from _together(at, need)
+        yield from _together(at, need, count(counts["last"]) if at.setting.in_pairs.any() else None)
     if need & _APART:
         for place in _places(at, counts, count):
             yield from _in_turn(at, place, need)
@@ -74,11 +74,14 @@ def _second(at: Rows) -> Beside:
     stage, goes_on = entry.all_stages, entry.goes_on
     turns, several = setting.in_turns, setting.microbatches > 1.0
     one = np.where(turns, entry.first_kept, stage.one_kept)
+    # Of a V all have gone down: one is back when the other stage has as many as ever.
+    gone = np.where(setting.in_pairs, entry.first_kept, one)
+    scored = np.where(setting.in_pairs, 0.0, stage.one_logits)
     return Beside(
         stage=replace(stage, one_kept=one, behind_head=entry.behind_head),
         here=several & (~turns | goes_on),
-        kept=np.maximum(entry.kept - np.where(goes_on, 0.0, one), 0.0),
-        logits=np.maximum(entry.logits - np.where(goes_on, 0.0, stage.one_logits), 0.0),
+        kept=np.maximum(entry.kept - np.where(goes_on, 0.0, gone), 0.0),
+        logits=np.maximum(entry.logits - np.where(goes_on, 0.0, scored), 0.0),
         gradients=found.summed,
         apart=np.where(several, 0.0, found.apart),
         freed=0.0,
@@ -86,12 +89,13 @@ def _second(at: Rows) -> Beside:
         waits=entry.waits,
         sums=several | (found.before > found.left),
         ends=~turns & (setting.microbatches == 2.0),
-        follows=goes_on,
+        follows=goes_on | setting.in_pairs,
     )
 
 
-def _together(at: Rows, need: int) -> Iterator[Beside]:
-    """The first backward, the second and the last, of all stages of a rank as though they were one."""
+def _together(at: Rows, need: int, upper: StageHeld | None) -> Iterator[Beside]:
+    """The first backward, the second and the last, of all stages of a rank as though they were one; the `upper` one of
+    a V has gone back before the other one does."""
     several, second = at.setting.microbatches > 1.0, _second(at)
     yield _sliced(second, at, "second")
     if need & _TURNS:
@@ -100,7 +104,10 @@ def _together(at: Rows, need: int) -> Iterator[Beside]:
         again = _sliced(second, at, "again")
         yield replace(again, here=again.here & at.entry.sliced.again.here)
     if need & _BEGINS:
-        yield _sliced(_first(at, second), at, "first")
+        first = _sliced(_first(at, second), at, "first")
+        if upper is not None:
+            first = replace(first, gradients=first.gradients + at.setting.in_pairs * _made(at, upper))
+        yield first
     if need & _ENDS:
         yield replace(
             second,
@@ -127,6 +134,15 @@ def _first(at: Rows, second: Beside) -> Beside:
         ends=~several,
         follows=np.ones_like(entry.goes_on),
     )
+
+
+def _made(at: Rows, stage: StageHeld) -> FloatArray:
+    """Bytes of a stage's gradients when it has gone back, but for those that lie in buckets before any backward."""
+    found, setting = at.found, at.setting
+    there = found.before > found.left
+    after = np.where(there, 0.0, setting.master * np.where(setting.sharded, found.share, 1.0))
+    whole = np.where(there, 0.0, setting.master - after)
+    return np.asarray(after * stage.made + found.apart * stage.experts + whole * stage.added)
 
 
 def _sliced(found: Beside, at: Rows, name: str) -> Beside:
@@ -218,10 +234,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
         here=apart & (m > 1.0),
         kept=most - own.one_kept,
         logits=scores - own.one_logits,
-        gradients=done
-        + after * own.made
-        + found.apart * own.experts
-        + np.where(there, 0.0, setting.master - after) * own.added,
+        gradients=done + _made(at, own),
         apart=0.0,
         sums=m > 1.0,
         ends=m == 2.0,
