@@ -23,8 +23,9 @@ def dryrun(
     """Count one step of a plan at any scale on this machine: memory, FLOPs and collectives against the prediction."""
     from meshwright.cli.output import console, note, print_json, write
     from meshwright.run.children import prepare
-    from meshwright.run.dry.worker import PRELOADED
+    from meshwright.run.dry.worker import PRELOADED, hush
 
+    hush()
     prepare(PRELOADED)
     from meshwright.run.choose import designed
     from meshwright.run.dry_run import dry_run

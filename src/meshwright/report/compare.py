@@ -11,6 +11,7 @@ from meshwright.report.run_files import RunFiles, read_run
 from meshwright.report.settings import plan_settings
 from meshwright.report.waterfall import Waterfall, waterfall
 from meshwright.search.constraints import columns_of
+from meshwright.search.explain import SEEN
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import MemoryPart, Origin, Report, StageMemory
@@ -214,7 +215,11 @@ def _memory_words(one: Side, other: Side) -> str:
     left = other.report.peak_bytes - one.report.peak_bytes
     if abs(left) < 0.001 * max(one.report.peak_bytes, 1.0):
         return "both need as much memory"
-    return f"{other.name} needs {format_bytes(abs(left))} {'more' if left > 0 else 'less'} memory at the peak"
+    much = f"{other.name} needs {format_bytes(abs(left))} {'more' if left > 0 else 'less'} memory at the peak"
+    surely, theirs = one.report.fit_probability, other.report.fit_probability
+    if surely is None or theirs is None or abs(theirs - surely) < SEEN:
+        return much
+    return f"{much} and fits with {format_percent(theirs)}, not {format_percent(surely)}"
 
 
 def _overlap(files: Sequence[RunFiles], one: Side, other: Side) -> bool:

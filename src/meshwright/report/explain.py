@@ -278,8 +278,13 @@ def _reserved(predicted: Report) -> tuple[str, ...]:
     return (
         f"Memory below is what the run allocates, without the {format_bytes(reserved)} that the context and libraries "
         f"reserve on a device. With them the predicted peak is {format_bytes(fullest.total)} of "
-        f"{format_bytes(fullest.capacity)}, on pipeline rank {fullest.rank}.",
+        f"{format_bytes(fullest.capacity)}, on pipeline rank {fullest.rank}{_chance(predicted)}.",
     )
+
+
+def _chance(predicted: Report) -> str:
+    known = predicted.fit_probability
+    return "" if known is None else f", and every rank fits with a chance of {format_percent(known)}"
 
 
 def _rows_alone(report: Report, *, is_measured: bool) -> tuple[Row, ...]:

@@ -16,7 +16,7 @@ from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.events import Packed
 from meshwright.run.dry.jobs import jobs_of, shared_out
-from meshwright.run.dry.worker import PRELOADED, count_ranks, trace_jobs
+from meshwright.run.dry.worker import PRELOADED, count_ranks, hush, trace_jobs
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.counted import count_gaps
 from meshwright.spec.errors import ConfigError, Fault, Problem, WorkerFailed
@@ -96,6 +96,7 @@ def _counted(design: Design, *, whole: bool, say: Say) -> tuple[tuple[RankCount,
 
 
 def _in_children(function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    hush()
     try:
         return in_children(function, arguments, seconds=LIMIT_SECONDS, preload=PRELOADED)
     except WorkerFailed as error:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshwright.search import vary
-from meshwright.search.candidate import TIE, Decision
+from meshwright.search.candidate import ORDERED_BY, TIE, Decision
 from meshwright.search.constraints import WORDS, Value, columns_of, limits
 from meshwright.search.decide import Best, best
 from meshwright.search.explain import ranked_behind
@@ -127,6 +127,8 @@ def _compared(answer: WhyNot, found: Best) -> WhyNot:
     )
     if cheaper or verdict in (Verdict.UNSURE, Verdict.BETTER):
         sentences.append(_ranked(answer, found, verdict))
+    if verdict is Verdict.WORSE:
+        sentences.append(f"Plans are ranked by {ORDERED_BY[Objective.TIME]}: a faster one may be less sure to fit.")
     return replace(
         answer,
         verdict=verdict,
@@ -189,12 +191,12 @@ def _headline(answer: WhyNot, found: Best) -> Iterator[str]:
 
 
 def _said(answer: WhyNot, change: float, told: tuple[str, str, str, str], figures: str) -> str:
-    """That the best plan with the settings has as much of a figure, or so much more or less, as `told`."""
+    """That the best ranked plan with the settings has as much of a figure, or so much more or less, as `told`."""
     alike, verb, more, less = told
     if abs(change) < TIE:
         return f"A plan with {words(answer.settings)} fits and {alike} ({figures})."
     much = f"{verb} {format_percent(abs(change))} {more if change > 0 else less}"
-    return f"The best plan with {words(answer.settings)} fits and {much}: {figures}."
+    return f"The best ranked plan with {words(answer.settings)} fits and {much}: {figures}."
 
 
 def _where(gaps: tuple[Gap, ...]) -> Iterator[str]:

@@ -42,11 +42,16 @@ def _read(design: str) -> Design:
     return codec.decode(Design, json.loads(design))
 
 
+def hush() -> None:
+    """Torch that is imported from here on, in this process and those it starts, tells errors alone, if nothing else is
+    asked for: of what a process group without peers lacks it warns whenever one is made."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
 def settle() -> None:
     """This process does nothing but count from here on."""
     # A process group without peers warns of what it lacks.
     logging.disable(logging.WARNING)
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     import torch
 
     import meshwright.run.dry.rank  # noqa: F401  # what is not preloaded is imported now
