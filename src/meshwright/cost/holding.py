@@ -15,21 +15,15 @@ from meshwright.cost.parameters import gathered_of
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.pipeline_held import waiting
 from meshwright.cost.slices_held import Sliced, beside_mean
-from meshwright.cost.table import SCHEDULES, BoolArray, IntArray, PlanTable
+from meshwright.cost.stage_order import held_down, in_pairs, splits
+from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.unlike import Shards, Unlike, of_blocks, shards
 from meshwright.cost.work import FloatArray
-from meshwright.schedule import written
-from meshwright.schedule.build import V_SHAPES
 from meshwright.schedule.moves import PATIENT_SENDS
 from meshwright.spec.model import Head, Layer, ModelSpec
-from meshwright.spec.plan import ScheduleKind
 
 _SAME = 1.0 + 1e-9
 _AMONG = 64.0  # times the logits, so that what is held is asked for at the moment with most of them
-_SPLIT = [SCHEDULES.index(kind) for kind in (ScheduleKind.ZERO_BUBBLE_H1, ScheduleKind.ZERO_BUBBLE_H2)]
-_TURNS = [SCHEDULES.index(kind) for kind in (ScheduleKind.INTERLEAVED, ScheduleKind.BREADTH_FIRST)]
-_V_SHAPES = [SCHEDULES.index(kind) for kind in V_SHAPES]
-DUAL_PIPE = SCHEDULES.index(ScheduleKind.DUAL_PIPE_V)
 _SUMS = ("one_kept", "whole", "made", "experts", "stays", "added", "layers")
 _ONES = (
     "one_logits",
@@ -343,7 +337,7 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
         kept=both - scored,
         alone=np.where(whole > (both - scored) * _SAME, whole, 0.0),
         logits=scored,
-        goes_on=_goes_on(shape, stages),
+        goes_on=_goes_on(shape, stages, paired=in_pairs(source.table, shape)),
         all_stages=source.of(total),
         first_kept=kept["first"],
         behind_head=source.largest_layer(counts["last"]),
@@ -360,7 +354,7 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
     )
 
 
-def _goes_on(shape: Shape, stages: Mapping[str, FloatArray]) -> BoolArray:
+def _goes_on(shape: Shape, stages: Mapping[str, FloatArray], *, paired: BoolArray) -> BoolArray:
     """Ranks that go forward again when they first hold as much as ever; of interleaved ones those that do when all of
     their stages have gone back."""
     found = held(shape, **stages) < shape.microbatches[:, None] * stages["total"]
@@ -369,25 +363,4 @@ def _goes_on(shape: Shape, stages: Mapping[str, FloatArray]) -> BoolArray:
     ahead = 2.0 * (pipeline - 1.0 - shape.rank[rows]) + 2.0 * (chunks - 1.0) * pipeline + 1.0
     found[rows] &= ahead < chunks * shape.microbatches[rows, None]
     # All may have gone down a V before one that came up is back on the stage where they began.
-    ones = np.ones_like(found, dtype=np.float64)
-    down = held(shape, first=ones, last=0.0 * ones, total=ones) < shape.microbatches[:, None]
-    return np.where((shape.schedule == DUAL_PIPE)[:, None], found & down, found)
-
-
-def in_turns(table: PlanTable) -> BoolArray:
-    """Rows whose ranks have several stages that end one after another, the last one first, shape (rows,)."""
-    told = np.array([bool(layout.table) and layout.loops for layout in table.layouts])[table.layout]
-    return np.asarray((table.chunks > 1) & (np.isin(table.schedule, _TURNS) | told))
-
-
-def turns(table: PlanTable, shape: Shape) -> BoolArray:
-    """Ranks at the bottom of a V, shape (rows, ranks)."""
-    told = np.array([bool(layout.table) and not layout.loops for layout in table.layouts])[table.layout]
-    shaped = (table.chunks > 1) & (np.isin(table.schedule, _V_SHAPES) | told)
-    return np.asarray(shaped[:, None] & (shape.rank == shape.pipeline[:, None] - 1.0))
-
-
-def splits(table: PlanTable) -> BoolArray:
-    """Rows whose only stage on a rank gives the gradients of inputs first, shape (rows,)."""
-    told = np.array([written.splits(layout.table) for layout in table.layouts])[table.layout]
-    return np.asarray(np.isin(table.schedule, _SPLIT) | (told & (table.chunks == 1)))
+    return np.where(paired[:, None], found & (held_down(shape) < shape.microbatches[:, None]), found)

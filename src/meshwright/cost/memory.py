@@ -14,7 +14,7 @@ from meshwright.cost.compression import compression_bytes
 from meshwright.cost.copies import copied_bytes
 from meshwright.cost.extents import Extent, by_extent
 from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
-from meshwright.cost.holding import Holdings, collect, in_turns, turns
+from meshwright.cost.holding import Holdings, collect
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.moments import heaviest_moment
 from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
@@ -32,6 +32,7 @@ from meshwright.cost.parameters import (
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
 from meshwright.cost.software import software
+from meshwright.cost.stage_order import in_turns, turns
 from meshwright.cost.states import (
     ZERO1,
     ZERO2,

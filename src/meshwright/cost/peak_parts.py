@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshwright.cost.bucket_bytes import READ_BYTES, OnTheWay
-from meshwright.cost.holding import DUAL_PIPE, Held, StageHeld, in_turns, splits
+from meshwright.cost.holding import Held, StageHeld
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
+from meshwright.cost.stage_order import in_pairs, in_turns, splits
 from meshwright.cost.states import States, state_bytes
 from meshwright.cost.synchronize import turns
 from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
@@ -72,7 +73,7 @@ class Setting:
             "pipeline": shape.pipeline,
             "chunks": shape.chunks,
             "in_turns": in_turns(table),
-            "in_pairs": table.schedule == DUAL_PIPE,
+            "in_pairs": in_pairs(table, shape),
             "breadth_first": table.schedule == _BREADTH_FIRST,
             "splits": splits(table),
             "sharded": sharded,
