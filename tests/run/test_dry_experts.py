@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost
-from meshwright.spec.model import Layer
+from meshwright.run.dry_run import dry_run
+from meshwright.spec.model import Layer, Mixture
 from meshwright.spec.plan import Design, ExpertGrid, Recompute, ScheduleKind, Sharding
-from meshwright.spec.report import MemoryPart
+from meshwright.spec.report import LineName, MemoryPart
 from tests.run.test_dry_memory import DENSE, MIXER, SPARSE, asked, hold
 from tests.support.designs import Layout
 
-assert SPARSE.transform is not None
+assert isinstance(SPARSE.transform, Mixture)
 WIDE = replace(SPARSE, transform=replace(SPARSE.transform, hidden=1408))
 WHOLE = Layout(shard=4, experts=ExpertGrid(expert=4, tensor=1), batch=16)
 SCHEDULES = {
@@ -37,6 +38,16 @@ QUICK = {
 
 def whole(schedule: str, sharding: Sharding, recompute: Recompute) -> Design:
     return asked(WIDE, replace(SCHEDULES[schedule], sharding=sharding, recompute=recompute))
+
+
+def test_the_rank_with_most_choices_and_counts_of_all_experts_are_predicted() -> None:
+    """Choices that do not divide among the experts, and a bias for which all ranks add up those of every stage."""
+    routing = replace(SPARSE.transform.routing, bias_rate=1e-3)
+    layer = replace(SPARSE, transform=replace(SPARSE.transform, experts=24, hidden=128, routing=routing))
+    entry = asked(layer, replace(SCHEDULES["1f1b"], sharding=Sharding.OPTIMIZER))
+    gaps = {gap.name: gap for gap in dry_run(entry).gaps}
+    for name in (LineName.FORWARD, LineName.BACKWARD, LineName.EXPERTS, LineName.OTHER):
+        assert gaps[name].predicted == pytest.approx(gaps[name].measured, rel=1e-12), name
 
 
 def test_peaks_of_experts_that_lie_whole_are_predicted() -> None:

@@ -356,11 +356,10 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
 
 def _goes_on(shape: Shape, stages: Mapping[str, FloatArray], *, paired: BoolArray) -> BoolArray:
     """Ranks that go forward again when they first hold as much as ever; of interleaved ones those that do when all of
-    their stages have gone back."""
+    their stages have gone back, and of `paired` ones those on which not all have gone down a V by then."""
     found = held(shape, **stages) < shape.microbatches[:, None] * stages["total"]
     rows = shape.interleaved
     pipeline, chunks = shape.pipeline[rows, None], shape.chunks[rows, None]
     ahead = 2.0 * (pipeline - 1.0 - shape.rank[rows]) + 2.0 * (chunks - 1.0) * pipeline + 1.0
     found[rows] &= ahead < chunks * shape.microbatches[rows, None]
-    # All may have gone down a V before one that came up is back on the stage where they began.
     return np.where(paired[:, None], found & (held_down(shape) < shape.microbatches[:, None]), found)

@@ -48,7 +48,7 @@ def beside_mean(blocks: Sequence[Holds], counts: FloatArray, *, shape: Shape) ->
     total = np.broadcast_to(shape.microbatches[:, None] * slices, ones.shape)
     passes = np.rint(held(shape, first=ones, last=ones, total=ones) * slices)
     more, rest = total - passes, np.mod(passes, slices)
-    there = (slices > 1.0) & (ones > 0.0)
+    there = np.broadcast_to(slices > 1.0, ones.shape)
     # As long as there are more, another one has gone forward when the next one goes back.
     second = np.where(more > 0.0, passes, passes - 1.0)
     again = np.where(rest > 0.0, rest, slices)
