@@ -154,8 +154,8 @@ class Least:
     def _priced(
         self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids, cut: bool
     ) -> BlockLeast:
-        """What is `cut` into slices works out no scores behind one, and has no mask of all of them here and no scores that
-        are written out: how many slices it has is not known."""
+        """What is `cut` into slices works out no scores behind one, and has no mask of all of them here and no scores
+        that are written out: how many slices it has is not known."""
         columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(SETTINGS)}
         inside = np.maximum(np.asarray(columns["expert"]) * np.asarray(columns["expert_tensor"]), 1)
         stage = np.asarray(columns["tensor"]) * np.asarray(columns["context"])
