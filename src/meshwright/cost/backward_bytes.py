@@ -34,6 +34,7 @@ class _Backward:
             "working": self._most(),
             "half": self._most_of_half(),
             "ending": self._at_last_product(),
+            "given": self._at_experts_end(),
             "mixing": self._at_core(),
             "opening": self._at_first_products(),
         }
@@ -66,6 +67,11 @@ class _Backward:
         at = (part.ending for part in reversed(self.parts) if np.any(part.ending))
         found = self.sizes.zeros + next(at, 0.0)
         return np.maximum(found, 0.0) if self.stays else found
+
+    def _at_experts_end(self) -> FloatArray:
+        """When experts have given all gradients, those of what they read too, and the rest of the block none."""
+        given = sum((part.given for part in self.parts), self.sizes.zeros)
+        return np.maximum(given, 0.0) if self.stays else given
 
     def _at_core(self) -> FloatArray:
         """At the core of the mixer, when nothing is left of the transform; nothing where either is missing."""

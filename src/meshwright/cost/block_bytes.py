@@ -51,11 +51,11 @@ class BlockBytes:
     """Arrays of shape (rows,), bytes of one block of a kind for one microbatch.
 
     `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
-    backward has beside that, with what it computes again, and `half` that the earlier half of a split one has; `ending`
-    what it has at its last product, `mixing` where it comes to the core of a mixer that is not alone and `opening` to
-    the first products of that; `waits` is what is left of `kept` between the halves of a split backward; `logits` of
-    the loss; `cast` are copies of experts among what a pass keeps or computes again; and what it has of `slices`, where
-    rows have any.
+    backward has beside that, with what it computes `again`, and `half` that the earlier half of a split one has;
+    `ending` what it has at its last product, `given` when its experts have all gradients, `mixing` where it comes to
+    the core of a mixer that is not alone and `opening` to the first products of that; `waits` is what is left of `kept`
+    between the halves of a split backward; `logits` of the loss; `cast` are copies of experts among what a pass keeps
+    or computes again; and what it has of `slices`, where rows have any.
     """
 
     kept: FloatArray
@@ -63,11 +63,13 @@ class BlockBytes:
     logits: FloatArray
     half: FloatArray | float = 0.0
     ending: FloatArray | float = 0.0
+    given: FloatArray | float = 0.0
     mixing: FloatArray | float = 0.0
     opening: FloatArray | float = 0.0
     waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
     cast: FloatArray | float = 0.0
+    again: FloatArray | float = 0.0
     slices: SliceBytes | None = None
 
 
@@ -139,6 +141,7 @@ def block_bytes(
         logits=row(part.logits for part in parts),
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
         cast=cast,
+        again=np.where(full, again, 0.0),
         slices=_of_slices(table, row, parts, stays=away == 0.0, full=full, selective=selective),
         # What is away is here, all of it, until its block's backward is done.
         **{name: values + np.where(full, again, 0.0) + away for name, values in beside.items()},

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.cost.block_bytes import AMOUNTS, Holds
 from meshwright.cost.layouts import Backward, Kind
-from meshwright.cost.states import experts_apart, state_bytes
+from meshwright.cost.states import experts_apart, experts_units, state_bytes
 from meshwright.cost.table import PlanTable
 from meshwright.cost.thin import closing_elements, thin_matrices
 from meshwright.cost.vocabulary import table_elements
@@ -26,13 +26,18 @@ def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> 
         closing = _closing(block) / slices if thin is None else thin
         compute = state_bytes(table).compute
         gathered = priced.parameters - np.where(experts_apart(kind.rows(table)), priced.expert_parameters, 0.0)
-        at_core = held["mixing"] + compute * _before_core(block, priced, tensor) * trains
-        at_first = held["opening"] + compute * priced.parameters * trains
+        apart = experts_units(kind.rows(table))
+        unit, kept = np.where(apart, priced.expert_parameters, 0.0), np.where(apart, held["kept"], 0.0)
+        at_core = held["mixing"] + compute * (_before_core(block, priced, tensor) - unit) * trains
+        at_first = held["opening"] + compute * (priced.parameters - unit) * trains
         return {
             "working": held["working"],
             "half": held["half"],
             "ending": held["ending"],
-            "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first), 0.0),
+            "given": np.where(apart, held["given"] + kept, 0.0),
+            "unit": unit,
+            "again": np.where(apart, held["again"], 0.0),
+            "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first) + kept, 0.0),
             "largest": gathered,
             "largest_made": gathered * trains,
             "largest_kept": held["kept"],

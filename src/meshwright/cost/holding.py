@@ -24,7 +24,7 @@ from meshwright.spec.model import Head, Layer, ModelSpec
 
 _SAME = 1.0 + 1e-9
 _AMONG = 64.0  # times the logits, so that what is held is asked for at the moment with most of them
-_SUMS = ("one_kept", "whole", "made", "experts", "stays", "added", "layers")
+_SUMS = ("one_kept", "whole", "made", "experts", "units", "stays", "added", "layers")
 _ONES = (
     "one_logits",
     "loss_logits",
@@ -35,6 +35,9 @@ _ONES = (
     "working",
     "half",
     "ending",
+    "given",
+    "unit",
+    "again",
     "mixing",
     "head_working",
     "largest",
@@ -56,9 +59,10 @@ class StageHeld:
     Bytes of one pass, of a microbatch or a slice of one: `one_kept` on all blocks, `head_kept`, `one_logits`,
     `largest_kept` of a layer, `loss_logits` of the copy that the loss reads; between the halves of a split backward
     `head_waits` and `largest_waits` are left. Beside a layer's backward `working`, in the earlier half of a split one
-    `half`, when its last product has both gradients `ending`, when it comes to the mixer `mixing`; beside the head's
-    `head_working`. Parameters: of all blocks those `whole` and those `made` that have gradients, beside the `experts`
-    with gradients that are apart; `largest` layer, `behind_head` that of the head's own stage, `head`, and what of
+    `half`, when its last product has both gradients `ending`, when its experts have all `given`, when it comes to the
+    mixer `mixing`; beside the head's `head_working`. Parameters: of all blocks those `whole` and those `made` that have
+    gradients, beside the `experts` with gradients that are apart and with the `units` of experts among them; `largest`
+    layer, of which experts are a `unit` of their own, `behind_head` that of the head's own stage, `head`, and what of
     layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's last product,
     `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and `head_own` beside
     it. Of those whole `stays` are sharded and yet freed by no pass, and of those made `added` are summed whole. `sends`
@@ -79,12 +83,16 @@ class StageHeld:
     working: FloatArray
     half: FloatArray
     ending: FloatArray
+    given: FloatArray
+    again: FloatArray
     mixing: FloatArray
     head_working: FloatArray
     whole: FloatArray
     made: FloatArray
     experts: FloatArray
+    units: FloatArray
     largest: FloatArray
+    unit: FloatArray
     behind_head: FloatArray
     largest_made: FloatArray
     head: FloatArray
@@ -210,7 +218,8 @@ class Holdings:
                 parameters = parameters + np.where(alone, most["tied"], 0.0)
             trains = 1.0 * (kind.backward is Backward.WHOLE)
             made = trains * parameters
-            for name, more in (("whole", parameters), ("made", made), ("experts", trains * apart)):
+            units = trains * number * _chosen(self._each[index].get("unit", zeros[:, 0]), rows)
+            for name, more in (("whole", parameters), ("made", made), ("experts", trains * apart), ("units", units)):
                 sums[name] = sums[name] + more
             sums["stays"] = sums["stays"] + parameters * _chosen(way.stays, rows)
             sums["added"] = sums["added"] + made * _chosen(way.sums, rows)

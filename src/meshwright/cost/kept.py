@@ -139,9 +139,11 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
     experts = float(part.width * part.hidden * (3 if part.gated else 2) * part.experts) / (slices * holders)
     saved = saved + _gate(part, sizes, tokens=own, beside=beside)
     copied = sum(norm.parameters for norm in part.inner_norms) + part.width * part.experts + experts
+    branch = sizes.zeros
     if part.shared is not None:
         shared = hidden_copies(gated=part.shared.gated, activation=part.shared.activation)
-        saved = saved + e * m * shared * part.shared.hidden / sizes.tensor
+        branch = e * m * shared * part.shared.hidden / sizes.tensor
+        saved = saved + branch
         products = 3.0 if part.shared.gated else 2.0
         waits = waits + m * (part.width + products * part.shared.hidden / sizes.tensor)
         copied = copied + part.shared.matrix_parameters / sizes.tensor
@@ -153,6 +155,7 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
         saved=saved,
         working=e * (m * part.width + np.where(sizes.groups_experts, np.maximum(hidden, least), least)),
         ending=e * (m * part.width - received * inside),
+        given=e * (m * part.width - received * inside - least) - branch,
         waits=e * waits,
         copied=copied,
         experts=experts,

@@ -15,7 +15,7 @@ class Kept:
 
     `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
     that its backward has beside what is saved, and `ending` what it has when both gradients of the last product are
-    there, but for the matrix's; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
+    there, but for the matrix's, `given` when its experts have theirs; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
     that the gradients of their weights alone read; `late` of those are gone where a whole backward has most. `waits`
     are inputs of all products and the gradients of what they gave, which a split backward keeps for those of their
     weights. `copied` elements of weights are kept beside the parameters where every pass casts them, `experts` of them
@@ -29,6 +29,7 @@ class Kept:
     core: FloatArray | float = 0.0
     working: FloatArray | float = 0.0
     ending: FloatArray | float = 0.0
+    given: FloatArray | float = 0.0
     logits: FloatArray | float = 0.0
     fed: FloatArray | float = 0.0
     late: FloatArray | float = 0.0

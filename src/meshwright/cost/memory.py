@@ -38,6 +38,7 @@ from meshwright.cost.states import (
     ZERO2,
     Local,
     experts_apart,
+    experts_units,
     left_bytes,
     state_bytes,
     states,
@@ -159,6 +160,7 @@ def _local(
     every = Shared(whole=trained, owned=trained_owned)
     summed = among([ZERO1], all_=every, blocks=changed)
     owned = owned_of(table, blocks, arrays=arrays, counts=counts, model=model)
+    gridded = grid_parameters(table, changed, counts=counts)
     return Local(
         whole=whole,
         owned=owned,
@@ -167,7 +169,8 @@ def _local(
         stays=among([ZERO1, ZERO2], all_=Shared(whole=passing, owned=owned), blocks=gathered).whole,
         summed=summed.whole,
         summed_owned=summed.owned,
-        apart=grid_parameters(table, changed, counts=counts) * (experts_apart(table) & eager)[:, None],
+        apart=gridded * (experts_apart(table) & eager)[:, None],
+        units=gridded * (experts_units(table) & eager)[:, None],
         layers=_in_layers(blocks, arrays=arrays, counts=counts),
         moments=kept_bytes(optimized, trained_owned),
         step=step_bytes(optimized),

@@ -12,9 +12,10 @@ import numpy as np
 from meshwright.cost.bucket_bytes import OnTheWay
 from meshwright.cost.holding import Held, Holdings, Moment
 from meshwright.cost.moments_eager import EagerMoments
+from meshwright.cost.moments_units import UnitMoments
 from meshwright.cost.moments_unlike import UnlikeMoments
 from meshwright.cost.peak_parts import Rows, Setting, taken
-from meshwright.cost.peak_walk import UNLIKE, backwards, least_backwards, least_needs, needs
+from meshwright.cost.peak_walk import UNITS, UNLIKE, backwards, least_backwards, least_needs, needs
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, States, state_bytes
@@ -56,7 +57,8 @@ def heaviest_moment(
         those = {name: counts[name][rows] for name in ("first", "last", "total")}
         if need & UNLIKE:
             at = replace(at, entry=replace(at.entry, all_stages=source.of(those["total"], rows)))
-        told = (UnlikeMoments if need & UNLIKE else EagerMoments)(at, kind=kind, software=software)
+        moments_of = UnlikeMoments if need & UNLIKE else UnitMoments if need & UNITS else EagerMoments
+        told = moments_of(at, kind=kind, software=software)
         walked = walks(at, need, counts=those, count=partial(source.of, rows=rows))
         moments = chain.from_iterable(told.backward(beside) for beside in walked)
         full = [told.full(at.entry)] if least else []

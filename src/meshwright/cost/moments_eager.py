@@ -39,11 +39,12 @@ class EagerMoments:
     def backward(self, at: Beside) -> Iterator[Moment]:
         """The head's moments where a stage has one, layers', and the table's."""
         root, grown, freed = self._root(at.stage), self._grown(at), self._freed(at)
-        told = Told(at, self.fixed + at.sends + root, grown=grown, freed=freed)
+        beyond = self._beyond(at)
+        told = Told(at, self.fixed + at.sends + root, grown=grown, freed=freed, beyond=beyond)
         early = told
         if self.splits.any():
             sends = np.where(self.splits, at.stage.half_sends, at.sends)
-            early = Told(at, self.fixed + sends + root, grown=grown, freed=freed)
+            early = Told(at, self.fixed + sends + root, grown=grown, freed=freed, beyond=beyond)
         if at.stage.head.any():
             yield self._loss(at, early)
             yield from self._head(at, told)
@@ -88,7 +89,8 @@ class EagerMoments:
     def _at_end(self, at: Beside) -> Told:
         """Of a backward that ends its stage, the only one that is told."""
         ending = replace(at, here=at.here & at.ends)
-        return Told(ending, self.fixed + at.sends + self._root(at.stage), grown=self._grown(at), freed=self._freed(at))
+        grown, freed, beyond = self._grown(at), self._freed(at), self._beyond(at)
+        return Told(ending, self.fixed + at.sends + self._root(at.stage), grown=grown, freed=freed, beyond=beyond)
 
     def _head_out(self, at: Beside, told: Told, way: OnTheWay) -> Moment:
         """The head's gradient is there; where it is sharded, what it was summed from too."""
@@ -155,12 +157,7 @@ class EagerMoments:
 
     def _layers(self, at: Beside, told: Told) -> Iterator[Moment]:
         """The first layer's backward and its reduction, and the last one's."""
-        stage, head = at.stage, at.stage.head_made
-        waits = np.zeros_like(at.kept)
-        if stage.tied.any():
-            tied = np.where(self.sharded, self.compute * head, self._tied(at))
-            waits = np.where(stage.tied > 0.0, tied, 0.0)
-        waits = waits + self._table_waits(at)
+        stage, head, waits = at.stage, at.stage.head_made, self._waiting(at)
         behind, others = self._after_head(at), np.maximum(at.kept - stage.one_kept, 0.0)
         kept = np.where(self.splits, stage.largest_waits, stage.largest_kept)
         end = others + np.where(self.splits, 0.0, stage.sent + stage.apart)
@@ -192,7 +189,7 @@ class EagerMoments:
         here, scored = at.here & self.splits, at.logits - (stage.one_logits - stage.loss_logits)
         own = np.where(self.sharded, 0.0, self.copied)
         # A matrix's own copy goes with its product, of which the last one is behind.
-        layer = self.gathered * stage.largest * (1.0 + several) + stage.half - own * stage.formed
+        layer = self._gathered_two(stage, several) + stage.half - own * stage.formed
         begins = at.kept - stage.head_kept + stage.head_waits
         ends = at.kept - stage.one_kept + at.waits + stage.largest_kept - stage.largest_waits
         for kept, buffers in ((begins, layer + stage.ahead), (ends + stage.sent + stage.apart, layer)):
@@ -201,6 +198,14 @@ class EagerMoments:
             left = np.maximum(at.kept - stage.one_kept, 0.0) + at.waits + stage.sent + stage.entered
             table = self.compute * stage.embedding + self._table_waits(at)
             yield replace(told.moment(left, table), here=here & self.sharded)
+
+    def _waiting(self, at: Beside) -> FloatArray:
+        """Bytes of gradients of a tied head and of a table that wait until layers are done."""
+        stage, waits = at.stage, self._table_waits(at)
+        if not stage.tied.any():
+            return waits
+        tied = np.where(self.sharded, self.compute * stage.head_made, self._tied(at))
+        return waits + np.where(stage.tied > 0.0, tied, 0.0)
 
     def _table_waits(self, at: Beside) -> FloatArray:
         """Bytes of a table's gradient, which comes with the inputs' and is reduced when the matrices' are formed."""
@@ -261,7 +266,7 @@ class EagerMoments:
                 here=entry.waiting > 0.0,
             )
             # Then that layer's gradients, as its half gave them and as they are sent, beside what others left.
-            sent = np.where(self.sharded & ~self.sums_whole, 2.0 * self.reduced * own.largest_made, 0.0)
+            sent = np.where(self.sharded & ~self.sums_whole, self._given(own), 0.0)
             reduced = replace(
                 left,
                 activations=np.maximum(entry.waiting - own.largest_waits, 0.0),
@@ -273,7 +278,7 @@ class EagerMoments:
         if not entry.alone.any():
             return [step, *meeting]
         stage = entry.all_stages
-        layer = 2.0 * self._gathered_layer(stage) + stage.working
+        layer = self._gathered_two(stage, True) + stage.working
         gradients = np.where(entry.goes_on, self.found.summed, self.found.before)
         buffers = self.fixed + stage.sends + self._root(stage) + layer
         here = entry.alone > 0.0
@@ -296,6 +301,13 @@ class EagerMoments:
         sums = np.where(self.sums_whole, self.master, after)
         return np.where(at.ends, after, sums) - np.where(at.sums, sums, 0.0)
 
+    def _beyond(self, at: Beside) -> FloatArray | float:
+        """As `_grown`, of units of experts beyond the rest."""
+        if not np.any(self.found.beyond):
+            return 0.0
+        left = np.where(self.sharded & (at.ends | ~self.sums_whole), self.found.beyond, 0.0)
+        return left - np.where(self.sharded & at.sums & ~self.sums_whole, self.found.beyond, 0.0)
+
     def _freed(self, at: Beside) -> FloatArray:
         """Bytes of whole parameters that a unit gives back when its gradients are there."""
         return np.where(at.ends, self.dropped, 0.0)
@@ -307,6 +319,14 @@ class EagerMoments:
     def _gathered_layer(self, stage: StageHeld) -> FloatArray:
         """The most bytes of a layer that is gathered for a pass."""
         return self.gathered * stage.largest
+
+    def _gathered_two(self, stage: StageHeld, several: BoolArray | bool) -> FloatArray:
+        """Bytes of a layer that is gathered for a pass and, of `several`, of the one that is gathered meanwhile."""
+        return self._gathered_layer(stage) * (1.0 + several)
+
+    def _given(self, stage: StageHeld) -> FloatArray:
+        """Bytes of a layer's gradients as halves of backwards give them and as they are sent."""
+        return 2.0 * self.reduced * stage.largest_made
 
     def _root(self, stage: StageHeld) -> FloatArray:
         """A stage with a tied head gathers what no layer holds once, and reduces its gradients last."""
@@ -335,27 +355,37 @@ class EagerMoments:
         or stays, or its experts have given all of theirs; when it has most of its own; and, of a unit that is reduced
         whole, when it comes to the mixer. Where halves form gradients, one matrix's or one set of experts'."""
         stage = at.stage
-        whole_ones = ~self.sharded | (stage.experts > 0.0)
-        both = np.where(whole_ones, self.master + self.narrow - self.copied, self.compute)
-        stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master))
-        whole = np.maximum(
-            stage.ending + both * stage.closing, np.maximum(stage.working + stays * stage.formed, stage.mixing)
-        )
+        of_unit = np.where(stage.unit > 0.0, self.compute * stage.unit - stage.largest_kept, 0.0)
+        whole = np.maximum(self._in_layer(at), stage.mixing + of_unit)
         half = stage.closing * self._forming(at) + self.compute * (stage.closing - stage.formed)
         return np.where(self.splits, half, whole)
 
+    def _in_layer(self, at: Beside) -> FloatArray:
+        """Bytes of a layer's backward before it comes to the mixer."""
+        stage = at.stage
+        whole_ones = ~self.sharded | (stage.experts > 0.0)
+        both = np.where(whole_ones, self.master + self.narrow - self.copied, self.compute)
+        stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master))
+        return np.maximum(stage.ending + both * stage.closing, stage.working + stays * stage.formed)
+
     def _reducing(
-        self, parameters: FloatArray, latest: FloatArray, at: Beside, *, alone: BoolArray | bool = False
+        self,
+        parameters: FloatArray,
+        latest: FloatArray,
+        at: Beside,
+        *,
+        alone: BoolArray | bool = False,
+        stays: FloatArray | float = 0.0,
     ) -> FloatArray:
         """Bytes of a unit whose gradients are reduced, beside sums that are whole: as backward gave them beside the
         copy that is sent, then that copy beside this rank's part and, rounded or on processors, what is received; what
-        was rounded is read a piece at a time. Halves of backwards give it in the precision that travels. Where sums are
+        was rounded is read a piece at a time; of parameters whose gradient `stays` meanwhile that too. Halves of backwards give it in the precision that travels. Where sums are
         whole until a stage `ends`, gradients are added to them or, the `latest` parameter's last, become them.
         """
         if not self.sharded.any():
             return np.zeros_like(parameters)
         given = np.where(at.sums & self.sums_whole, 0.0, np.where(self.splits, self.reduced, self.compute))
-        sent = parameters * (self._summed(at, alone=alone) + self.reduced * self.received)
+        sent = parameters * (self._summed(at, alone=alone) + self.reduced * self.received) + given * stays
         if self.read.any():
             processor = self.kind is DeviceKind.CPU
             sent = sent + self.read * pieces(parameters / self.divided, processor=processor)

@@ -31,6 +31,7 @@ _ROUNDED = np.asarray([0.0 if entry is None else entry.block_bytes / entry.eleme
 class Setting:
     """What decides how long what lives, shape (rows, 1). Every slice of one of its `microbatches` counts as one.
 
+    It is `divided` among so many ranks, and experts on a grid among `experts_divided`.
     Bytes of a parameter: `master`, `compute`, `reduced` as it is summed, `rounded` as it travels where that is in fewer
     bits (or 0), and `read` beside one that is read then, `narrow` of a gradient that is widened, `copied` of a matrix's
     own copy, which is gone by then, `gathered` for a pass, and `dropped` when its stage ends. All passes of a stage in
@@ -49,6 +50,7 @@ class Setting:
     splits: BoolArray
     sharded: BoolArray
     divided: FloatArray
+    experts_divided: FloatArray
     sums_whole: BoolArray
     master: FloatArray
     compute: FloatArray
@@ -78,6 +80,7 @@ class Setting:
             "splits": splits(table),
             "sharded": sharded,
             "divided": np.asarray(table.divided, dtype=np.float64),
+            "experts_divided": np.asarray(table.expert_divided, dtype=np.float64),
             "sums_whole": (sharding == _ZERO1) | shared,
             "master": sizes.master,
             "compute": compute,

@@ -21,12 +21,12 @@ from meshwright.cost.work import FloatArray
 
 Count = Callable[[FloatArray], StageHeld]
 _TOGETHER, _BEGINS, _ENDS, _APART, _TURNS = 1, 2, 4, 8, 16
-UNLIKE = 32
+UNLIKE, UNITS = 32, 64
 
 
 def needs(at: Rows, *, unlike: BoolArray) -> IntArray:
     """Which backwards rows need, a number for each row: those that need the same are walked together. Rows whose blocks
-    are sharded in `unlike` ways are apart."""
+    are sharded in `unlike` ways are apart, and so are those of which experts are units of their own."""
     setting, entry = at.setting, at.entry
     turns, first = setting.in_turns[:, 0], setting.breadth_first[:, 0]
     begins = (~entry.goes_on | (setting.microbatches == 1.0)).any(axis=1)
@@ -37,7 +37,7 @@ def needs(at: Rows, *, unlike: BoolArray) -> IntArray:
     apart = turns & (first | begins | ends)
     together = ~turns | steady
     found = together * _TOGETHER + begins * _BEGINS + ends * _ENDS + apart * _APART + turns * _TURNS
-    return np.asarray(found + unlike * UNLIKE)
+    return np.asarray(found + unlike * UNLIKE + ~unlike * _units(at))
 
 
 def backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
@@ -53,7 +53,11 @@ def least_needs(at: Rows) -> IntArray:
     """As `needs`, of the one backward of every row in which most have their peak: the second, and the first of rows of
     which a rank has none that goes on from as much."""
     usual, turns = _second(at).here.all(axis=1), at.setting.in_turns[:, 0]
-    return np.asarray(np.where(usual, 0, np.where(turns, _APART, _BEGINS)) + _TOGETHER)
+    return np.asarray(np.where(usual, 0, np.where(turns, _APART, _BEGINS)) + _TOGETHER + _units(at))
+
+
+def _units(at: Rows) -> IntArray:
+    return np.asarray((at.entry.all_stages.unit > 0.0).any(axis=1) * UNITS)
 
 
 def least_backwards(at: Rows, need: int, *, counts: Mapping[str, FloatArray], count: Count) -> Iterator[Beside]:
@@ -142,7 +146,8 @@ def _made(at: Rows, stage: StageHeld) -> FloatArray:
     there = found.before > found.left
     after = np.where(there, 0.0, setting.master * np.where(setting.sharded, found.share, 1.0))
     whole = np.where(there, 0.0, setting.master - after)
-    return np.asarray(after * stage.made + found.apart * stage.experts + whole * stage.added)
+    beyond = np.where(there, 0.0, found.beyond * stage.units)
+    return np.asarray(after * stage.made + beyond + found.apart * stage.experts + whole * stage.added)
 
 
 def _sliced(found: Beside, at: Rows, name: str) -> Beside:
@@ -158,17 +163,19 @@ def _sliced(found: Beside, at: Rows, name: str) -> Beside:
 @dataclass(frozen=True, slots=True)
 class _Sums:
     """Of some stages of a rank the bytes that a microbatch keeps, trained parameters and beside them those of experts
-    apart, those of them whose gradients are summed whole, and those that stay whole until their stage ends."""
+    apart, those of them that are units of experts, those whose gradients are summed whole, and those that stay whole
+    until their stage ends."""
 
     kept: FloatArray
     made: FloatArray
     experts: FloatArray
+    units: FloatArray
     added: FloatArray
     stays: FloatArray
 
     @classmethod
     def of(cls, stage: StageHeld) -> _Sums:
-        return cls(stage.one_kept, stage.made, stage.experts, stage.added, stage.stays)
+        return cls(stage.one_kept, stage.made, stage.experts, stage.units, stage.added, stage.stays)
 
     def less(self, *others: _Sums) -> _Sums:
         names = [field.name for field in fields(self)]
@@ -213,7 +220,8 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
     # Gradients that lie in buckets are there before any backward.
     there = found.before > found.left
     after = np.where(there, 0.0, setting.master * np.where(setting.sharded, found.share, 1.0))
-    done = found.before + after * place.above.made + found.apart * place.above.experts
+    beyond = np.where(there, 0.0, found.beyond)
+    done = found.before + after * place.above.made + beyond * place.above.units + found.apart * place.above.experts
     row = np.where(setting.shared, own.whole - own.stays, 0.0)
     first = Beside(
         stage=own,
@@ -254,6 +262,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
                 apart,
                 0.0,
                 after * place.below.made
+                + beyond * place.below.units
                 + found.apart * place.below.experts
                 + np.where(there, 0.0, setting.master - after) * place.below.added,
             ),

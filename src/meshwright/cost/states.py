@@ -64,7 +64,8 @@ class Local:
     """Parameters of every rank, shape (rows, ranks): `whole` before sharding and `owned` after it; `layers` of the
     former are in layers. `trained` and `trained_owned` are what of both has gradients. Of what is sharded, `stays` are
     those of `whole` that no pass frees, `summed` those of `trained` whose gradients are summed whole, and
-    `summed_owned` what this rank owns of those; experts that lie whole on their rank are `apart`. `moments` are bytes
+    `summed_owned` what this rank owns of those; experts that lie whole on their rank are `apart`, and those that are
+    `units` of their own are shards of other ranks than the rest. `moments` are bytes
     of the optimizer's state, and `step` those that one step of it needs for a moment; `left` what is kept of gradients
     that do not travel whole, and `repeated` those of `trained_owned` whose gradients replicas sum."""
 
@@ -76,6 +77,7 @@ class Local:
     summed: FloatArray
     summed_owned: FloatArray
     apart: FloatArray
+    units: FloatArray
     layers: FloatArray
     moments: FloatArray
     step: FloatArray
@@ -90,7 +92,8 @@ class States:
     Gradients that exist `before` a step's first backward, `summed` over microbatches once there are any, and `after`
     the last one; `step` is what the optimizer needs for a moment. Of the parameters those `gathered` are copies of what
     other ranks own, which are dropped as backwards end; `share` is the part of a trained parameter whose gradient is
-    here in the end, but of experts apart: of those the step's first backward adds `apart` bytes each. `left` of the
+    here in the end, of experts that are units of their own `beyond` more bytes (or fewer); but of experts apart the
+    step's first backward adds `apart` bytes each. `left` of the
     gradients is what rounding or compressing them leaves from step to step.
     """
 
@@ -102,6 +105,7 @@ class States:
     step: FloatArray
     gathered: FloatArray
     share: FloatArray
+    beyond: FloatArray | float = 0.0
     apart: FloatArray | float = 0.0
     left: FloatArray | float = 0.0
 
@@ -128,6 +132,7 @@ def without_parameters(found: States, away: BoolArray, *, table: PlanTable, loca
         summed=np.where(here, found.summed, stays),
         after=np.where(here, found.after, 0.0),
         share=np.where(here, found.share, local.repeated / np.maximum(local.trained, 1.0)),
+        beyond=np.where(here, found.beyond, 0.0),
         left=np.where(here, found.left, 0.0),
     )
 
@@ -140,6 +145,9 @@ def _masters(table: PlanTable, local: Local) -> States:
     bucketed = ~sharded & ((table.meeting * table.context)[:, None] > 1)
     share = (local.summed + local.trained_owned - local.summed_owned) * master
     experts, met = local.apart * master, experts_meet(table)[:, None]
+    each = 1.0 / np.maximum(table.expert_divided, 1)[:, None]
+    others = np.maximum(local.trained - local.apart - local.units, 1.0)
+    rest = (local.trained_owned - local.apart - local.units * each) / others
     return States(
         parameters=local.owned * master + local.stays * compute,
         optimizer=local.moments,
@@ -148,7 +156,8 @@ def _masters(table: PlanTable, local: Local) -> States:
         summed=share + left,
         after=np.where(sharded, local.trained_owned, local.trained) * master + left,
         gathered=local.stays * compute,
-        share=(local.trained_owned - local.apart) / np.maximum(local.trained - local.apart, 1.0),
+        share=rest,
+        beyond=np.where(local.units > 0.0, master * (each - rest), 0.0),
         apart=np.where(met, 0.0, master),
         left=left,
     )
@@ -174,6 +183,12 @@ def experts_apart(table: PlanTable) -> BoolArray:
     """Rows whose experts lie whole on their ranks: none is gathered, and gradients of theirs meet, if at all, in
     buckets of their own; shape (rows,)."""
     return np.asarray(table.on_grid & ((table.sharding == 0) | (table.expert_divided == 1)))
+
+
+def experts_units(table: PlanTable) -> BoolArray:
+    """Rows whose experts are shards of other ranks than the rest, and units of their own: they are gathered, and their
+    gradients reduced, apart from the rest of their layer; shape (rows,)."""
+    return np.asarray(table.on_grid & (table.sharding > 0) & (table.expert_divided > 1))
 
 
 def experts_meet(table: PlanTable) -> BoolArray:
