@@ -86,7 +86,7 @@ def batch(kind: Kind, *, seed: str, inputs: int, known: frozenset[str], folder: 
 
 def _search(kind: Kind, *, seed: str, most: int, places: set[str], ended: Ended, folder: Path) -> Finding | None:
     """The first finding beyond `places`, if there is one."""
-    broke: list[tuple[Any, Broken, int]] = []
+    broke: list[tuple[Any, str, str, int]] = []
     before = ended.tried
 
     @hypothesis.seed(seed)
@@ -102,17 +102,17 @@ def _search(kind: Kind, *, seed: str, most: int, places: set[str], ended: Ended,
             except Broken as broken:
                 ended.broken[broken.place] += 1
                 if broken.place not in places:
-                    broke.append((made, broken, ended.tried - before))
+                    # Not the error: its frames hold what the reader had, which may be all the memory there is.
+                    broke.append((made, broken.place, str(broken), ended.tried - before))
                     raise
 
     try:
         search()
     except (Broken, Flaky) as error:
-        made, broken, _ = broke[-1]
+        made, place, told, _ = broke[-1]
         blob = _BLOB.search("".join(getattr(error, "__notes__", ())))
         each = blob[1] if blob and isinstance(error, Broken) else ""
-        told, after = str(broken), broke[0][2]
-        return Finding(kind=kind.name, place=broken.place, told=told, made=repr(made), blob=each, after=after)
+        return Finding(kind=kind.name, place=place, told=told, made=repr(made), blob=each, after=broke[0][3])
     return None
 
 

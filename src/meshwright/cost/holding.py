@@ -13,7 +13,7 @@ from meshwright.cost.block_held import of_one
 from meshwright.cost.layouts import Backward, LayoutArrays
 from meshwright.cost.parameters import gathered_of
 from meshwright.cost.pipeline import Shape, held
-from meshwright.cost.pipeline_held import waiting
+from meshwright.cost.pipeline_held import waiting, waits_last
 from meshwright.cost.slices_held import Sliced, beside_mean
 from meshwright.cost.stage_order import held_down, in_pairs, splits
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -122,7 +122,8 @@ class Held:
     head keeps more at another time; `goes_on` where other microbatches come when it first holds so many. `all_stages`
     are its stages taken together, `first_kept` what a microbatch keeps on the first of them, `behind_head` the
     largest layer of the last one, `waits` what a microbatch leaves between the halves of a split backward, `waiting`
-    what is kept where two stages split them when most microbatches wait so, and `fixed` bytes that stay. Slices have
+    what is kept where two stages split them when most microbatches wait so, on ranks of which it `waits_last` those
+    that end their stage, and `fixed` bytes that stay. Slices have
     what is `sliced` beside.
     """
 
@@ -135,6 +136,7 @@ class Held:
     behind_head: FloatArray
     waits: FloatArray
     waiting: FloatArray
+    waits_last: BoolArray
     fixed: FloatArray
     sliced: Sliced | None = None
 
@@ -358,6 +360,7 @@ def collect(source: Holdings, counts: Mapping[str, FloatArray], *, shape: Shape,
             first_waits=each_waits["first"],
             last_waits=each_waits["last"],
         ),
+        waits_last=waits_last(shape),
         fixed=fixed,
         sliced=beside_mean(source.blocks, total, shape=shape),
     )

@@ -266,15 +266,17 @@ class EagerMoments:
                 here=entry.waiting > 0.0,
             )
             # Then that layer's gradients, as its half gave them and as they are sent, beside what others left.
-            sent = np.where(self.sharded & ~self.sums_whole, self._given(own), 0.0)
+            sent = np.where(self.sharded, self._given(own), 0.0)
             reduced = replace(
                 left,
                 activations=np.maximum(entry.waiting - own.largest_waits, 0.0),
-                buffers=self.fixed + sent,
-                freed=self.dropped * own.largest,
+                buffers=self.fixed + own.sends + sent,
+                freed=np.where(entry.waits_last, self._freed_first(own), 0.0),
                 here=left.here & (sent > 0.0),
             )
-            meeting = [*meeting, left, reduced]
+            formed = np.where(self.sharded, self.compute * own.largest_made, 0.0)
+            waits = replace(left, activations=entry.waiting, buffers=self.fixed + own.sends + formed)
+            meeting = [*meeting, left, waits, reduced]
         if not entry.alone.any():
             return [step, *meeting]
         stage = entry.all_stages
@@ -324,9 +326,14 @@ class EagerMoments:
         """Bytes of a layer that is gathered for a pass and, of `several`, of the one that is gathered meanwhile."""
         return self._gathered_layer(stage) * (1.0 + several)
 
+    def _freed_first(self, stage: StageHeld) -> FloatArray:
+        """Bytes of the whole parameters that are gone when a layer's first gradients are reduced."""
+        return self.dropped * stage.largest
+
     def _given(self, stage: StageHeld) -> FloatArray:
         """Bytes of a layer's gradients as halves of backwards give them and as they are sent."""
-        return 2.0 * self.reduced * stage.largest_made
+        each = np.where(self.sums_whole, self.compute, 2.0 * self.reduced)
+        return each * stage.largest_made
 
     def _root(self, stage: StageHeld) -> FloatArray:
         """A stage with a tied head gathers what no layer holds once, and reduces its gradients last."""

@@ -88,6 +88,10 @@ class UnitMoments(EagerMoments):
     def _gathered_two(self, stage: StageHeld, several: BoolArray | bool) -> FloatArray:
         return self.gathered * (stage.largest + several * (stage.largest - stage.unit))
 
+    def _freed_first(self, stage: StageHeld) -> FloatArray:
+        return self.dropped * stage.unit
+
     def _given(self, stage: StageHeld) -> FloatArray:
         made = self._unit_made(stage)
-        return 2.0 * self.reduced * made + self.compute * (stage.largest_made - made)
+        each = np.where(self.sums_whole, self.compute, 2.0 * self.reduced)
+        return each * made + self.compute * (stage.largest_made - made)

@@ -146,7 +146,7 @@ def _made(at: Rows, stage: StageHeld) -> FloatArray:
     there = found.before > found.left
     after = np.where(there, 0.0, setting.master * np.where(setting.sharded, found.share, 1.0))
     whole = np.where(there, 0.0, setting.master - after)
-    beyond = np.where(there, 0.0, found.beyond * stage.units)
+    beyond = np.where(there | setting.sums_whole, 0.0, found.beyond * stage.units)
     return np.asarray(after * stage.made + beyond + found.apart * stage.experts + whole * stage.added)
 
 
@@ -262,7 +262,7 @@ def _in_turn(at: Rows, place: _Place, need: int) -> Iterator[Beside]:
                 apart,
                 0.0,
                 after * place.below.made
-                + beyond * place.below.units
+                + np.where(setting.sums_whole, 0.0, beyond) * place.below.units
                 + found.apart * place.below.experts
                 + np.where(there, 0.0, setting.master - after) * place.below.added,
             ),

@@ -72,6 +72,11 @@ def waiting(
     return np.where(_mask(shape, Kind.ZERO_BUBBLE_V, Kind.DUAL_PIPE_V), found, 0.0)
 
 
+def waits_last(shape: Shape) -> BoolArray:
+    """Ranks of V shapes of which at most one microbatch waits on a stage, the last one."""
+    return _mask(shape, Kind.ZERO_BUBBLE_V) & (shape.rank == 0) | _mask(shape, Kind.DUAL_PIPE_V) & (shape.rank < 2)
+
+
 def _counted(
     program: Program, ranks: IntArray, *, first: FloatArray, last: FloatArray, total: FloatArray, left: FloatArray
 ) -> FloatArray:
