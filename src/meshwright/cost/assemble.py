@@ -17,6 +17,7 @@ from meshwright.cost.machine import Machine
 from meshwright.cost.microbatch import Each, microbatch
 from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import Optimized, passed_bytes, update_seconds
+from meshwright.cost.orthogonal import orthogonal_flops, orthogonal_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.parameters import grid_parameters, local_parameters, owned_of, trained_of
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
@@ -83,13 +84,18 @@ class Step:
     busiest: IntArray
 
 
+_BLOCK_FIGURES = ("flops_again", "tensor_bytes")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Once:
-    """Seconds once a step on every rank, shape (rows, ranks); `tied` of the two that hold a tied table, (rows,)."""
+    """Seconds once a step on every rank and FLOPs of its update, shape (rows, ranks); `tied` of the two that hold a
+    tied table, (rows,)."""
 
     gather: FloatArray
     gradients: FloatArray
     optimizer: FloatArray
+    update_flops: FloatArray
     whole_gather: FloatArray
     whole_gradients: FloatArray
     halves: FloatArray
@@ -146,16 +152,21 @@ def assemble(
         detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * passed,
-            "flops_again": of(_weighted(counts["total"], [one.flops_again for one in machines[0].blocks])) * passed,
+            **{name: of(values) * passed for name, values in _of_blocks(machines[0], counts["total"]).items()},
+            "flops_update": of(once.update_flops),
             "transfer_seconds": np.where(shape.valid, ways.reach, 0.0).max(axis=1),
             "makespan_seconds": pipe.seconds,
             "first_gather_seconds": before,
             "last_reduce_seconds": after,
             "tied_seconds": once.tied,
-            "tensor_bytes": of(_weighted(counts["total"], [one.tensor_bytes for one in machines[0].blocks])) * passed,
         },
         busiest=pipe.busiest,
     )
+
+
+def _of_blocks(machine: Machine, total: FloatArray) -> dict[str, FloatArray]:
+    """Figures of a microbatch on every rank, shape (rows, ranks)."""
+    return {name: _weighted(total, [getattr(one, name) for one in machine.blocks]) for name in _BLOCK_FIGURES}
 
 
 def _ahead(each: Each, *, shape: Shape) -> tuple[FloatArray, FloatArray]:
@@ -233,7 +244,7 @@ def _once(
     model: ModelSpec,
     job: JobSpec,
 ) -> _Once:
-    names = ("gather", "gradients", "optimizer", "whole_gather", "whole_gradients", "halves")
+    names = ("gather", "gradients", "optimizer", "update_flops", "whole_gather", "whole_gradients", "halves")
     worst = {name: np.zeros(place.shape[:2]) for name in names}
     for position, entry in enumerate(machines):
         changed = trained_of(entry.blocks, kinds=arrays.kinds)
@@ -257,7 +268,8 @@ def _once(
             whole = np.where(small.rows[:, None], small.whole, whole)
         together = (entry.sharing.everyone / entry.sharing.speed)[:, None]
         coded = coding_seconds(table, parameters, device=entry.group.device) * together
-        step = update_seconds(optimized, owned, device=entry.group.device, figures=entry.update) * together
+        step = update_seconds(optimized, owned, device=entry.group.device)
+        step = (step if entry.update is None else step + orthogonal_seconds(optimized, entry.update)) * together
         away = optimizes_away(table)
         if away.any():
             step = np.where(
@@ -269,6 +281,7 @@ def _once(
             "gather": _weighted(counts["total"], [s.once_gather[0] for s in entry.syncs]),
             "gradients": _weighted(counts["total"], [s.once_gradients[0] for s in entry.syncs]) + exposed + coded,
             "optimizer": step,
+            "update_flops": 0.0 * step if entry.update is None else orthogonal_flops(optimized),
             "whole_gather": _weighted(counts["total"], [s.once_gather[1] for s in entry.syncs]),
             "whole_gradients": _weighted(counts["total"], [s.once_gradients[1] for s in entry.syncs]) + whole + coded,
             "halves": _halves(table, entry, arrays=arrays, counts=counts["total"]),

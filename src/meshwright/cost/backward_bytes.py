@@ -35,6 +35,7 @@ class _Backward:
             "half": self._most_of_half(),
             "ending": self._at_last_product(),
             "given": self._at_experts_end(),
+            "giving": self._at_experts_end() + sum(part.giving for part in self.parts),
             "mixing": self._at_core(),
             "opening": self._at_first_products(),
         }
@@ -70,7 +71,9 @@ class _Backward:
 
     def _at_experts_end(self) -> FloatArray:
         """When experts have given all gradients, those of what they read too, and the rest of the block none."""
-        given = sum((part.given for part in self.parts), self.sizes.zeros)
+        given = self.sizes.zeros
+        for part in self.parts:
+            given = given + part.given
         return np.maximum(given, 0.0) if self.stays else given
 
     def _at_core(self) -> FloatArray:

@@ -52,10 +52,10 @@ class BlockBytes:
 
     `kept` for backward under the row's recompute, `away` in the host's memory instead; `working` the most that its
     backward has beside that, with what it computes `again`, and `half` that the earlier half of a split one has;
-    `ending` what it has at its last product, `given` when its experts have all gradients, `mixing` where it comes to
-    the core of a mixer that is not alone and `opening` to the first products of that; `waits` is what is left of `kept`
-    between the halves of a split backward; `logits` of the loss; `cast` are copies of experts among what a pass keeps
-    or computes again; and what it has of `slices`, where rows have any.
+    `ending` what it has at its last product, `giving` when its experts give the last of their gradients and `given`
+    when they have, `mixing` where it comes to the core of a mixer that is not alone and `opening` to the first products
+    of that; `waits` is what is left of `kept` between the halves of a split backward; `logits` of the loss; `cast` are
+    copies of experts among what a pass keeps or computes again; and what it has of `slices`, where rows have any.
     """
 
     kept: FloatArray
@@ -63,6 +63,7 @@ class BlockBytes:
     logits: FloatArray
     half: FloatArray | float = 0.0
     ending: FloatArray | float = 0.0
+    giving: FloatArray | float = 0.0
     given: FloatArray | float = 0.0
     mixing: FloatArray | float = 0.0
     opening: FloatArray | float = 0.0

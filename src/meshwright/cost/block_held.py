@@ -34,6 +34,7 @@ def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> 
             "working": held["working"],
             "half": held["half"],
             "ending": held["ending"],
+            "giving": np.where(apart, held["giving"] + kept, 0.0),
             "given": np.where(apart, held["given"] + kept, 0.0),
             "unit": unit,
             "again": np.where(apart, held["again"], 0.0),

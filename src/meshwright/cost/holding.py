@@ -35,6 +35,7 @@ _ONES = (
     "working",
     "half",
     "ending",
+    "giving",
     "given",
     "unit",
     "again",
@@ -59,18 +60,18 @@ class StageHeld:
     Bytes of one pass, of a microbatch or a slice of one: `one_kept` on all blocks, `head_kept`, `one_logits`,
     `largest_kept` of a layer, `loss_logits` of the copy that the loss reads; between the halves of a split backward
     `head_waits` and `largest_waits` are left. Beside a layer's backward `working`, in the earlier half of a split one
-    `half`, when its last product has both gradients `ending`, when its experts have all `given`, when it comes to the
-    mixer `mixing`; beside the head's `head_working`. Parameters: of all blocks those `whole` and those `made` that have
-    gradients, beside the `experts` with gradients that are apart and with the `units` of experts among them; `largest`
-    layer, of which experts are a `unit` of their own, `behind_head` that of the head's own stage, `head`, and what of
-    layer and head has gradients (`largest_made`, `head_made`), `embedding`, `closing` of a layer's last product,
-    `formed` of them when its backward has most, `tied` of a head that multiplies with the table, and `head_own` beside
-    it. Of those whole `stays` are sharded and yet freed by no pass, and of those made `added` are summed whole. `sends`
-    bytes of gradients on their way to other stages and of room for what comes, and in the earlier half of a split
-    backward `half_sends`. Of `layers` that keep what they keep in the host's memory the next one's comes back while one
-    goes back: `ahead`. Until a stage's backward is done it has what it `sent`, and of what `entered` it or came of its
-    table that or its gradient: `apart` from what layers keep where that is away. `unlike` is what blocks hold that are
-    sharded in unlike ways, where rows have them.
+    `half`, when its last product has both gradients `ending`, when its experts are `giving` the last gradient and have
+    all `given`, when it comes to the mixer `mixing`; beside the head's `head_working`. Parameters: of all blocks those
+    `whole` and those `made` that have gradients, beside the `experts` with gradients that are apart and with the
+    `units` of experts among them; `largest` layer, of which experts are a `unit` of their own, `behind_head` that of
+    the head's own stage, `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`,
+    `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that multiplies
+    with the table, and `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those
+    made `added` are summed whole. `sends` bytes of gradients on their way to other stages and of room for what comes,
+    and in the earlier half of a split backward `half_sends`. Of `layers` that keep what they keep in the host's memory
+    the next one's comes back while one goes back: `ahead`. Until a stage's backward is done it has what it `sent`, and
+    of what `entered` it or came of its table that or its gradient: `apart` from what layers keep where that is away.
+    `unlike` is what blocks hold that are sharded in unlike ways, where rows have them.
     """
 
     one_kept: FloatArray
@@ -83,6 +84,7 @@ class StageHeld:
     working: FloatArray
     half: FloatArray
     ending: FloatArray
+    giving: FloatArray
     given: FloatArray
     again: FloatArray
     mixing: FloatArray
@@ -183,6 +185,11 @@ class Holdings:
         return [of_one(kind, block, self.table, model=self.model) for kind, block in pairs]
 
     @cached_property
+    def _units(self) -> list[FloatArray]:
+        """Parameters of a block's experts that are a unit of their own, by kind."""
+        return [each.get("unit", np.zeros(len(self.table))) for each in self._each]
+
+    @cached_property
     def _gathered(self) -> list[Holds]:
         return gathered_of(self.blocks, kinds=self.arrays.kinds, table=self.table)
 
@@ -220,7 +227,7 @@ class Holdings:
                 parameters = parameters + np.where(alone, most["tied"], 0.0)
             trains = 1.0 * (kind.backward is Backward.WHOLE)
             made = trains * parameters
-            units = trains * number * _chosen(self._each[index].get("unit", zeros[:, 0]), rows)
+            units = trains * number * _chosen(self._units[index], rows)
             for name, more in (("whole", parameters), ("made", made), ("experts", trains * apart), ("units", units)):
                 sums[name] = sums[name] + more
             sums["stays"] = sums["stays"] + parameters * _chosen(way.stays, rows)

@@ -156,6 +156,7 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
         working=e * (m * part.width + np.where(sizes.groups_experts, np.maximum(hidden, least), least)),
         ending=e * (m * part.width - received * inside),
         given=e * (m * part.width - received * inside - least) - branch,
+        giving=e * received * ((2.0 if part.gated else 1.0) * part.width + h),
         waits=e * waits,
         copied=copied,
         experts=experts,

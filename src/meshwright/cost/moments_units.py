@@ -40,12 +40,20 @@ class UnitMoments(EagerMoments):
         several, alone = stage.layers > 1.0, np.where(self._in_root(stage), 0.0, head)
         flies = np.where(self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0)
         inside = np.maximum(stage.made - stage.largest_made - stage.embedding, 0.0)
-        first = waits + stage.ahead + self._gone(at, alone)
+        rest = np.where(self.splits, 0.0, self.gathered * (stage.largest - stage.unit))
+        table = np.where(self.splits, 0.0, self._table_ahead(stage))
+        first = waits + stage.ahead + self._gone(at, alone) + rest * several
         kept = np.where(self.splits, stage.largest_waits, stage.largest_kept)
         yield from self._layer_apart(at, told, self._after_head(at), buffers=first, flying=flies * alone, done=head)
+        one = np.where(stage.layers > 2.0, stage.largest_made, 0.0)
+        rest_made = np.where(one > 0.0, one - self._unit_made(stage), 0.0)
+        if (flies * rest_made > flies * alone).any():
+            second = np.maximum(self._after_head(at) - kept * (one > 0.0), 0.0)
+            flying = flies * np.maximum(rest_made, alone)
+            yield from self._layer_apart(at, told, second, buffers=first, flying=flying, done=head + one)
         before = np.where(several, stage.largest_made - self._unit_made(stage), alone)
         end = others + kept + np.where(self.splits, 0.0, stage.sent + stage.apart)
-        last = waits + self._gone(at, inside)
+        last = waits + self._gone(at, inside) + np.where(table > 0.0, table, rest * several)
         yield from self._layer_apart(at, told, end, buffers=last, flying=flies * before, done=inside)
 
     def _layer_apart(
@@ -58,26 +66,29 @@ class UnitMoments(EagerMoments):
         flying: FloatArray,
         done: FloatArray,
     ) -> Iterator[Moment]:
-        """Of a layer before which as much is `kept` and units are `done`, the last of which is on its way (`flying`)."""
+        """Of a layer before which as much is `kept` and units are `done`, of the last of which bytes are `flying`."""
         stage, splits = at.stage, self.splits
-        unit, made, several = stage.unit, self._unit_made(stage), stage.layers > 1.0
+        unit, made = stage.unit, self._unit_made(stage)
         rest, rest_made = stage.largest - unit, stage.largest_made - made
-        ahead = np.where(splits, 0.0, self.gathered * rest * several)
         both, own = (np.where(splits, 0.0, self.gathered * size) for size in (stage.largest, rest))
         whole = np.where(splits, self._layer(at), self._in_layer(at))
-        yield told.moment(kept, buffers + both + ahead + whole + flying, done=done)
+        yield told.moment(kept, buffers + both + whole + flying, done=done)
         # Computed again experts are gathered by a copy, which is there until the next unit is gathered.
         twice = np.where(~splits & (stage.again > 0.0), self.gathered * (stage.largest + unit) + stage.again, 0.0)
         yield told.moment(kept, buffers + twice + flying, done=done)
         left = np.maximum(kept - np.where(splits, stage.largest_waits, stage.largest_kept), 0.0)
+        giving = np.where(splits, 0.0, stage.giving + self.compute * made)
+        yield told.moment(left, buffers + both + giving + flying, done=done)
         beside = np.where(self.halves, self.compute * rest_made, own + stage.given)
         reduced = self.experts._reducing(made, stage.closing, at, stays=stage.closing)
-        yield told.moment(left, buffers + ahead + beside + reduced, done=done, dropped=done + made)
+        yield told.moment(left, buffers + beside + reduced, done=done, dropped=done + made)
         sent = np.where(~self.halves & self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0) * made
         mixer = np.where(splits, 0.0, own + stage.mixing)
-        yield told.moment(left, buffers + ahead + mixer + sent, done=done, dropped=done + made, unit=np.where(self.halves, 0.0, made))
+        yield told.moment(
+            left, buffers + mixer + sent, done=done, dropped=done + made, unit=np.where(self.halves, 0.0, made)
+        )
         reduced = self._reducing(rest_made, 0.0 * rest_made, at)
-        yield told.moment(left, buffers + ahead + reduced, unit=made, done=done, dropped=done + stage.largest_made)
+        yield told.moment(left, buffers + reduced, unit=made, done=done, dropped=done + stage.largest_made)
 
     def _unit_made(self, stage: StageHeld) -> FloatArray:
         return np.where(stage.largest_made > 0.0, stage.unit, 0.0)

@@ -13,7 +13,7 @@ from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.lines import Linear
 from meshwright.cost.network import collective
 from meshwright.cost.placement import distinct, ring
-from meshwright.cost.products import ProductRates, product_seconds
+from meshwright.cost.products import ProductRates
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PlanTable
@@ -220,10 +220,8 @@ def update_rates(
     )
 
 
-def update_seconds(
-    found: Optimized, owned: FloatArray, *, device: DeviceSpec, figures: UpdateRates | None
-) -> FloatArray:
-    """Seconds of one optimizer step on every rank, shape (rows, ranks)."""
+def update_seconds(found: Optimized, owned: FloatArray, *, device: DeviceSpec) -> FloatArray:
+    """Seconds of one optimizer step on every rank but for what makes matrices orthogonal, shape (rows, ranks)."""
     whole = optimizer_seconds(owned, device=device, clipped=found.spec.clip_norm is not None)
     if found.one_kernel or is_plain(found.spec):
         return whole
@@ -243,8 +241,7 @@ def update_seconds(
         return entry.local * seconds(entry.rule) + runs * step_kernels(entry.rule) * device.launch_seconds
 
     total = whole - plain * owned + found.everywhere(taken)
-    total = total + found.rest(owned) * seconds(found.of_table.rule)[:, None]
-    return total if figures is None else total + _muon_seconds(found, figures)
+    return total + found.rest(owned) * seconds(found.of_table.rule)[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,35 +360,3 @@ def _rules(spec: Optimizer) -> tuple[Optimizer, ...]:
     kinds = {spec.kind, *(group.kind for group in spec.groups if group.kind is not None)}
     kinds |= {"adamw"} if isinstance(spec, Muon) else set()
     return tuple(as_kind(spec, kind) for kind in sorted(kinds))
-
-
-def _muon_seconds(found: Optimized, figures: UpdateRates) -> FloatArray:
-    """Seconds to make matrices orthogonal and to bring them together, shape (rows, ranks).
-
-    Matrices of one shape are dealt in turn to the ranks that share them; the rank with one more than others decides.
-    """
-    compute, total = state_bytes(found.table).compute, found.counts["total"]
-    zeros = np.zeros(total.shape[:2])
-    dealt: dict[tuple[tuple[int, ...], bool, bool, int, int | None], FloatArray] = {}
-    sharing: dict[tuple[tuple[int, ...], bool, bool, int, int | None], FloatArray] = {}
-    over_shards, over_tensor = zeros, zeros
-    for index, kind in enumerate(found.arrays.kinds):
-        for entry in found.held(kind):
-            if not isinstance(entry.rule, Muon):
-                continue
-            number, divided = total[..., index] * entry.share, entry.tensor.divided is not None
-            key = (entry.tensor.shape[-2:], divided, entry.is_stack, entry.rule.steps, kind.shards)
-            sharing[key] = entry.sharing[:, None]
-            dealt[key] = dealt.get(key, zeros) + number * entry.stack[:, None]
-            sent = number * (entry.local * compute)[:, None]
-            over_shards = over_shards + (0.0 if entry.is_stack or kind.shards == 1 else sent)
-            over_tensor = over_tensor + (sent if divided else 0.0)
-    seconds = zeros
-    for key, number in dealt.items():
-        m, n = (np.full(len(found.table), float(side(key[0]))) for side in (min, max))
-        shapes = ((m, m, n), (m, m, m), (m, n, m))
-        once = sum((product_seconds(*shape, figures.products) for shape in shapes), np.zeros_like(m))
-        seconds = seconds + np.ceil(number / sharing[key] - 1e-9) * (key[3] * once)[:, None]
-    sharded = (found.table.sharding > 0)[:, None]
-    seconds = seconds + np.where(sharded & (over_shards > 0.0), 2.0 * figures.over_shards.seconds(over_shards), 0.0)
-    return np.asarray(seconds + np.where(over_tensor > 0.0, 2.0 * figures.over_tensor.seconds(over_tensor), 0.0))

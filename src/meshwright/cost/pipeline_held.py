@@ -74,7 +74,8 @@ def waiting(
 
 def waits_last(shape: Shape) -> BoolArray:
     """Ranks of V shapes of which at most one microbatch waits on a stage, the last one."""
-    return _mask(shape, Kind.ZERO_BUBBLE_V) & (shape.rank == 0) | _mask(shape, Kind.DUAL_PIPE_V) & (shape.rank < 2)
+    alone = np.where(_mask(shape, Kind.ZERO_BUBBLE_V), 1, np.where(_mask(shape, Kind.DUAL_PIPE_V), 2, 0))
+    return np.asarray(shape.rank < alone)
 
 
 def _counted(

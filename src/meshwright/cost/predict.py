@@ -164,12 +164,17 @@ def _children(costs: Costs, name: str, seconds: float, *, origin: Origin) -> tup
 
 
 def _pass_flops(costs: Costs, *, plan: Plan, model: ModelSpec) -> dict[str, float]:
-    """FLOPs of the passes: forward has one product of the three of what is trained."""
+    """FLOPs of the passes, of which forward has one product of the three of what is trained, and of the update."""
     length, whole = plan.sequence_length, float(costs.figures["flops"][0])
     counted = model.flops_per_token(length, frozen=plan.frozen_blocks)
     forward = whole * (model.flops_per_token(length) / 3.0) / counted if counted else 0.0
-    again = float(costs.figures["flops_again"][0])
-    return {LineName.FORWARD: forward, LineName.BACKWARD: whole - forward, LineName.RECOMPUTE: again}
+    again, update = (float(costs.figures[name][0]) for name in ("flops_again", "flops_update"))
+    return {
+        LineName.FORWARD: forward,
+        LineName.BACKWARD: whole - forward,
+        LineName.RECOMPUTE: again,
+        LineName.OPTIMIZER: update,
+    }
 
 
 def _note(costs: Costs, name: str, seconds: float, *, plan: Plan, met: str) -> str:

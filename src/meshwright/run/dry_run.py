@@ -26,7 +26,7 @@ from meshwright.spec.report import Gap, Line, LineName, MemoryPart, Origin, Repo
 Say = Callable[[str], None]
 LIMIT_SECONDS = 3600.0
 MOST_PROCESSES = 4
-_COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE)
+_COMPUTE = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE, LineName.OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,11 +56,14 @@ class BlockLeast:
     working: Floats
     half: Floats
     ending: Floats
+    giving: Floats
+    given: Floats
     mixing: Floats
     opening: Floats
     waits: Floats
     logits: Floats
     cast: Floats
+    again: Floats
     parameters: Floats
     apart: Floats
 

@@ -50,7 +50,8 @@ class StepCounter(MemoryTracker):
     Tensors that a collective works on live as long as its handle does, as they do under gloo and NCCL. Where the step
     runs on fake tensors, those alone are followed; on an accelerator what lies in the host's memory is counted apart,
     where the plan offloads anything.
-    `forms_gradients` is set while a split backward forms gradients of matrices, which no backward pass of torch does.
+    `forms_gradients` is set while a split backward forms gradients of matrices, which no backward pass of torch does,
+    and `updates` once gradients are whole.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class StepCounter(MemoryTracker):
             vocab=local_vocab(design, rank=dist.get_rank() if dist.is_initialized() else 0),
             gathered=MemoryPart.BUFFERS if freed else MemoryPart.PARAMETERS,
         )
-        self.forms_gradients = self._meets = False
+        self.forms_gradients = self.updates = self._meets = False
         self._plan = plan
         self._mode = fake_mode()
         self._has_host = device != "cpu"
@@ -188,6 +189,8 @@ class StepCounter(MemoryTracker):
         return self._does[id(func)]
 
     def _compute_line(self) -> LineName:
+        if self.updates:
+            return LineName.OPTIMIZER
         if not in_backward():
             return LineName.BACKWARD if self.forms_gradients else LineName.FORWARD
         return LineName.RECOMPUTE if runs_again() else LineName.BACKWARD

@@ -104,6 +104,7 @@ class Marks:
         """Backward is over, and gradients are whole."""
         if self.counter is not None:
             self.counter.mark_owned()
+            self.counter.updates = True
 
     def watch(self, laid: Laid) -> None:
         """Passes of `laid` say when they begin."""

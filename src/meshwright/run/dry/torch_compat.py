@@ -178,7 +178,11 @@ def _number(tensor: torch.Tensor) -> float | int:
     return _LARGE if tensor.is_floating_point() else 1
 
 
-_DECIDED = {torch.ops.aten.bincount.default: _even_counts, torch.ops.aten._local_scalar_dense.default: _number}
+_DECIDED: dict[object, Callable[..., Any]] = {
+    torch.ops.aten.bincount.default: _even_counts,
+    torch.ops.aten._local_scalar_dense.default: _number,
+    torch.ops.aten._fused_sgd_.default: lambda *_arguments, **_options: None,  # of which torch has no form for it
+}
 
 
 def _is_counting(args: Any, options: Any) -> bool:
@@ -248,7 +252,7 @@ class DecidedMode(FakeTensorMode):
         if func.namespace == "c10d" and (result := self._communicated(func, args, options)) is not None:
             return result
         decided = _DECIDED.get(func)
-        if decided is not None and isinstance(args[0], FakeTensor):
+        if decided is not None and any(isinstance(leaf, FakeTensor) for leaf in leaves(args[:1])):
             return decided(*args, **options)
         if func is torch.ops.aten._to_copy.default:
             if _is_known(args[0]) and torch._C._current_graph_task_id() != -1 and options.get("dtype") is None:
