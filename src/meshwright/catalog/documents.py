@@ -17,7 +17,7 @@ from meshwright.catalog.overrides import override, set_path
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.json_text import MOST_DEEP, has_half, has_long_number, is_deep
+from meshwright.spec.json_text import MOST_DEEP, Twice, has_half, has_long_number, is_deep, once
 from meshwright.spec.units import as_written
 
 T = TypeVar("T")
@@ -64,12 +64,16 @@ def read(path: str | Path) -> Document:
         raise deep
     long = ConfigError(Problem(what="a number in it has thousands of digits", where=name))
     try:
-        values = (tomllib if is_toml else json).loads(text, parse_float=as_written)
+        given = {"parse_float": as_written}
+        values = tomllib.loads(text, **given) if is_toml else json.loads(text, **given, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         what = "the file is empty" if not text.strip() else f"not JSON: {error.msg} at column {error.colno}"
         raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}")) from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(Problem(what=f"not TOML: {error}", where=name)) from None
+    except Twice as error:
+        fix = "leave one of them out"
+        raise ConfigError(Problem(what=str(error), where=name, fix=fix)) from None
     except ValueError:
         raise long from None
     except RecursionError:

@@ -33,6 +33,8 @@ _ABOVE_ZERO = frozenset(
         "bytes_per_second",
         "oversubscription",
         "peers",
+        "torus",
+        "wraps",
         "across_sockets",
         "forward_flops",
         "backward_flops",
@@ -68,8 +70,13 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
         "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),
     }
 )
-_MOST_OF: Mapping[str, float] = MappingProxyType({"cores": 1e5})
-_SHARES = frozenset({"efficiency", "misaligned", "sums", "usable_fraction", "memory_fraction"})
+_MOST_OF: Mapping[str, float] = MappingProxyType({"cores": 1e5, "nics": 1e4, "step_error": 3.0})
+_SHARES = frozenset(
+    {
+        *("efficiency", "misaligned", "sums", "usable_fraction", "memory_fraction"),
+        *("fraction", "attention_fraction", "attention_backward_fraction"),
+    }
+)
 
 
 def is_finite(number: float) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from meshwright.catalog.figures import brief, is_finite, numbers
 from meshwright.catalog.low_rank import low_rank_problems
 from meshwright.catalog.migrations import NEWEST
 from meshwright.catalog.model_ranges import model_problems
@@ -28,6 +29,7 @@ AT_LEAST_ONE = (
     "evaluation.tokens",
     "elastic.copies_every",
     "optimizer.steps",
+    "synchronize.most_every",
 )
 ABOVE_ZERO = (
     "peer_timeout_seconds",
@@ -45,6 +47,8 @@ AT_LEAST_ZERO = (
     "seed",
     "optimizer.weight_decay",
     "checkpoint.every_steps",
+    "checkpoint.keep_every_steps",
+    "synchronize.every",
     "evaluation.every_steps",
     "elastic.min_ranks",
     "elastic.replacements",
@@ -76,6 +80,11 @@ def checked_job(job: JobSpec) -> JobSpec:
             _problem(path, job, "is not from 0 to below 1")
             for path in _of(BELOW_ONE, job)
             if not 0 <= _at(job, path) < 1
+        ),
+        *(
+            Problem(what=f"{brief(number)} is more than any job has", where=path)
+            for path, number in numbers(job)
+            if is_finite(number) and number >= MOST_SEEDS and path != "seed"
         ),
         *_group_problems(job),
         *low_rank_problems(job),

@@ -88,6 +88,12 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
         place = f"groups[{index}]"
         if not group.device.peak_flops:
             problems.append(Problem(what="no precision has a peak", where=f"{place}.device.peak_flops"))
+        if group.rack_nodes is not None and group.rack is None:
+            fix = "say what joins the nodes of a rack: rack.bandwidth and rack.latency_seconds; or leave it out"
+            problems.append(Problem(what="nothing joins a rack of nodes", where=f"{place}.rack_nodes", fix=fix))
+        if group.inside.peers is not None and group.inside.peers >= group.devices_per_node > 1:
+            what = f"{group.inside.peers} peers in a node of {group.devices_per_node} devices"
+            problems.append(Problem(what=what, where=f"{place}.inside.peers"))
         missing = [entry.value for entry in group.device.peak_flops if entry not in group.device.matrix]
         if missing:
             what = f"no curve for {', '.join(missing)}"

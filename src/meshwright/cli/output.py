@@ -154,6 +154,29 @@ def duration(text: str | None, *, where: str) -> float | None:
     return seconds
 
 
+def check_writable(*paths: Path) -> None:
+    """Raises ConfigError where one of these files cannot be written, or two are one; asked before the work begins."""
+    import os
+
+    from meshwright.spec.errors import ConfigError, Problem
+    from meshwright.spec.paths import expanded
+
+    places = [expanded(path) for path in paths]
+    problems = []
+    for index, place in enumerate(places):
+        within = next((folder for folder in place.absolute().parents if folder.exists()), place)
+        if place.exists() and not place.is_file():
+            fix = "name a plain file"
+            problems.append(Problem(where=str(place), what="cannot be written: it is no plain file", fix=fix))
+        elif not os.access(place if place.exists() else within, os.W_OK):
+            problems.append(Problem(where=str(place), what="cannot be written: permission denied"))
+        elif place.resolve() in (other.resolve() for other in places[:index]):
+            fix = "name another file for one of them"
+            problems.append(Problem(where=str(place), what="two things would be written to it", fix=fix))
+    if problems:
+        raise ConfigError(problems)
+
+
 def write(path: Path, text: str) -> None:
     """Write `text` to `path`, whose folder is made, and told, when it is not there; ConfigError where it cannot be."""
     from meshwright.spec.errors import ConfigError, Problem

@@ -66,8 +66,10 @@ def plan(
     """Design the fastest training of a model on a cluster: a ranked table, memory by part, and why the best wins."""
     from meshwright import search
     from meshwright.cli import explanations
-    from meshwright.cli.output import console, print_json
+    from meshwright.cli.output import check_writable, console, print_json
 
+    written = (*((out, search.decision_path(out)) if out else ()), *((html,) if html else ()))
+    check_writable(*written)
     wanted = explanations.Asked(why=why or (), headroom=headroom, sensitivity=sensitivity, sweep=sweep or ())
     question, origins = _question(
         model, cluster, str(job) if job else None, sets=sets or (), trainer=trainer, wanted=wanted

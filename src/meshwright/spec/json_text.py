@@ -33,6 +33,20 @@ def parse_json(text: str | bytes, *, pairs: Pairs | None = None, halves: bool = 
     return value
 
 
+class Twice(ValueError):
+    """A key that a table has twice, of which one value would be lost."""
+
+
+def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The table of these keys. Raises Twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise Twice(f"{key!r} is there twice")
+        found[key] = value
+    return found
+
+
 def has_half(value: Any, *, text: str) -> bool:
     """Whether `text`, which says `value`, has half of a character in it; those that Python has for bytes of a file's
     name that are no UTF-8 are none."""

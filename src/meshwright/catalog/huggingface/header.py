@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.json_text import parse_json
+from meshwright.spec.json_text import once, parse_json
 
 LONGEST_HEADER = 100_000_000
 ALIGNMENT = 8
@@ -51,7 +51,7 @@ def read_header(path: Path) -> Mapping[str, Entry]:
     except (OSError, ValueError) as error:
         raise _bad(path, getattr(error, "strerror", None) or str(error)) from error
     try:
-        values = parse_json(text, pairs=_once)
+        values = parse_json(text, pairs=once)
     except ValueError as error:
         raise _bad(path, f"its header is not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -108,15 +108,6 @@ def _whole(values: Any) -> bool:
     if not isinstance(values, list) or len(values) > 16:
         return False
     return all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**62 for item in values)
-
-
-def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{key!r} is there twice")
-        found[key] = value
-    return found
 
 
 def _bad(path: Path, why: str) -> ConfigError:
