@@ -189,6 +189,8 @@ def _states(said: Meaning) -> list[Flag]:
         strategy = "optim_grads" if said.sharding is Sharding.GRADIENTS else "optim_grads_params"
         flags += [("--use-megatron-fsdp",), ("--data-parallel-sharding-strategy", strategy)]
         flags += [("--ckpt-format", "fsdp_dtensor"), ("--no-gradient-accumulation-fusion",)]
+        # Else every rank builds its whole stage before anything is sharded.
+        flags.append(("--init-model-with-meta-device",))
     if Offload.OPTIMIZER in said.offload:
         flags += [("--optimizer-cpu-offload",), ("--use-precision-aware-optimizer",)]
     return flags

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-_REPEATED = ("96*B*s*l*h^2", "hardware FLOPs incl. full recompute")
+_REPEATED = ("megatron", "96*B*s*l*h^2", "hardware FLOPs incl. full recompute")
 _THREEFOLD = ("3x fwd", "full attention")
 
 

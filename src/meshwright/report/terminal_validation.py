@@ -44,7 +44,19 @@ def validation(found: Validation) -> Group:
         f"memory: {memory.died_refused} of {died} runs that died of it are refused, "
         f"{memory.ran_refused} of {ran} that ran are refused too"
     )
-    return Group(SourcesView(found), told, title("by regime"), regimes(found.regimes), *_left_out(found))
+    views = [told, *_untimed(found), title("by regime"), regimes(found.regimes)]
+    return Group(SourcesView(found), *views, *_left_out(found))
+
+
+def _untimed(found: Validation) -> list[Text]:
+    """Of runs that ended well those that are predicted and compared with no time, and what they lack."""
+    runs = [row.run for row in found.rows if not row.reason and row.run.ran and row.run.seconds is None]
+    if not runs:
+        return []
+    counted = sum(bool(run.text("tflops_gpu")) for run in runs)
+    said = f", {counted:,} of which tell tflops_gpu without a flop_conv that is known" if counted else ""
+    words = "iter_s, tokens_s_gpu, or tflops_gpu with flop_conv (docs/validate.md)"
+    return [Text(f"time: {len(runs):,} predicted runs tell no seconds of a step{said}: give {words}")]
 
 
 class SourcesView:
