@@ -64,8 +64,10 @@ def read(path: str | Path) -> Document:
         raise deep
     long = ConfigError(Problem(what="a number in it has thousands of digits", where=name))
     try:
-        given = {"parse_float": as_written}
-        values = tomllib.loads(text, **given) if is_toml else json.loads(text, **given, object_pairs_hook=once)
+        if is_toml:
+            values = tomllib.loads(text, parse_float=as_written)
+        else:
+            values = json.loads(text, parse_float=as_written, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         what = "the file is empty" if not text.strip() else f"not JSON: {error.msg} at column {error.colno}"
         raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}")) from None

@@ -155,6 +155,14 @@ class EagerMoments(EagerBytes):
         before = np.where(several, stage.largest_made, alone)
         gone = self._gone(at, inside)
         table = np.where(self.splits, 0.0, self._table_ahead(stage))
+        less = (table > 0.0) & (table < gathered) & (stage.layers > 2.0)
+        if less.any():
+            last_but_one = told.moment(
+                end + 2.0 * kept,
+                layer + gathered + flies * before + self._gone(at, inside - stage.largest_made),
+                done=np.maximum(inside - stage.largest_made, 0.0),
+            )
+            yield replace(last_but_one, here=last_but_one.here & less)
         ahead = np.where(table > 0.0, table, gathered * several)
         yield told.moment(end + kept, layer + ahead + flies * before + gone, done=inside)
         end = others + np.where(self.splits, 0.0, stage.sent + stage.entered)

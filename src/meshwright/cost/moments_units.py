@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,68 +28,89 @@ class UnitMoments(EagerMoments):
 
     def __init__(self, at: Rows, *, kind: DeviceKind, software: Software) -> None:
         super().__init__(at, kind=kind, software=software)
-        self.experts = copy(self)
-        self.experts.divided = at.setting.experts_divided
         # Halves of backwards reduce when the other half is done, on stages that go down and up a V too.
         self.halves = self.splits | ((at.entry.waiting > 0.0) & ~at.setting.in_pairs)
+        self.experts = copy(self)
+        self.experts.divided, self.experts.splits = at.setting.experts_divided, self.halves
 
     def _layers(self, at: Beside, told: Told) -> Iterator[Moment]:
-        """The first layer's backward, and the last one's: its experts', their reduction, the mixer's, and what is left
-        to reduce."""
+        """The first layer's backward, the second one's, when more may be on its way, the last but one's, which has
+        another layer before it and no table, and the last one's."""
         stage, head, waits = at.stage, at.stage.head_made, self._waiting(at)
-        others = np.maximum(at.kept - stage.one_kept, 0.0)
+        behind, made = self._after_head(at), self._unit_made(stage)
         several, alone = stage.layers > 1.0, np.where(self._in_root(stage), 0.0, head)
         flies = np.where(self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0)
         inside = np.maximum(stage.made - stage.largest_made - stage.embedding, 0.0)
         rest = np.where(self.splits, 0.0, self.gathered * (stage.largest - stage.unit))
         table = np.where(self.splits, 0.0, self._table_ahead(stage))
-        first = waits + stage.ahead + self._gone(at, alone) + rest * several
         kept = np.where(self.splits, stage.largest_waits, stage.largest_kept)
-        yield from self._layer_apart(at, told, self._after_head(at), buffers=first, flying=flies * alone, done=head)
+        first = waits + stage.ahead + self._gone(at, alone)
+        yield from self._layer_apart(at, told, behind, first, rest * several, flying=flies * alone, done=head)
         one = np.where(stage.layers > 2.0, stage.largest_made, 0.0)
-        rest_made = np.where(one > 0.0, one - self._unit_made(stage), 0.0)
-        if (flies * rest_made > flies * alone).any():
-            second = np.maximum(self._after_head(at) - kept * (one > 0.0), 0.0)
-            flying = flies * np.maximum(rest_made, alone)
-            yield from self._layer_apart(at, told, second, buffers=first, flying=flying, done=head + one)
-        before = np.where(several, stage.largest_made - self._unit_made(stage), alone)
-        end = others + kept + np.where(self.splits, 0.0, stage.sent + stage.apart)
-        last = waits + self._gone(at, inside) + np.where(table > 0.0, table, rest * several)
-        yield from self._layer_apart(at, told, end, buffers=last, flying=flies * before, done=inside)
+        left = np.where(one > 0.0, one - made, 0.0)
+        if (flies * left > flies * alone).any():
+            second, flying = np.maximum(behind - kept * (one > 0.0), 0.0), flies * np.maximum(left, alone)
+            yield from self._layer_apart(at, told, second, first, rest, flying=flying, done=head + one)
+        before = np.where(several, stage.largest_made - made, alone)
+        end = np.maximum(at.kept - stage.one_kept, 0.0) + kept + np.where(self.splits, 0.0, stage.sent + stage.apart)
+        last = waits + self._gone(at, inside)
+        less = (table > 0.0) & (table < rest) & (one > 0.0)
+        if less.any():
+            done = np.maximum(inside - one, 0.0)
+            moments = self._layer_apart(at, told, end + kept, last, rest, flying=flies * before, done=done)
+            yield from (replace(moment, here=moment.here & less) for moment in moments)
+        ahead = np.where(table > 0.0, table, rest * several)
+        yield from self._layer_apart(at, told, end, last, ahead, flying=flies * before, done=inside)
 
     def _layer_apart(
         self,
         at: Beside,
         told: Told,
         kept: FloatArray,
+        beside: FloatArray,
+        ahead: FloatArray,
         *,
-        buffers: FloatArray,
         flying: FloatArray,
         done: FloatArray,
     ) -> Iterator[Moment]:
-        """Of a layer before which as much is `kept` and units are `done`, of the last of which bytes are `flying`."""
+        """Of a layer before which as much is `kept` and units are `done`, of the last of which bytes are `flying`: its
+        experts' backward, their reduction, the mixer's backward, and the reduction of what is left. Bytes of the next
+        unit are gathered `ahead` once its experts go back."""
         stage, splits = at.stage, self.splits
-        unit, made = stage.unit, self._unit_made(stage)
-        rest, rest_made = stage.largest - unit, stage.largest_made - made
-        both, own = (np.where(splits, 0.0, self.gathered * size) for size in (stage.largest, rest))
-        whole = np.where(splits, self._layer(at), self._in_layer(at))
+        made = self._unit_made(stage)
+        rest = stage.largest_made - made
+        both, own = (
+            np.where(splits, 0.0, self.gathered * size) for size in (stage.largest, stage.largest - stage.unit)
+        )
+        yield from self._gathered_twice(at, told, kept, beside + both, flying=flying, done=done)
+        whole, buffers = np.where(splits, self._layer(at), self._in_layer(at)), beside + ahead
         yield told.moment(kept, buffers + both + whole + flying, done=done)
-        # Computed again experts are gathered by a copy, which is there until the next unit is gathered.
-        twice = np.where(~splits & (stage.again > 0.0), self.gathered * (stage.largest + unit) + stage.again, 0.0)
-        yield told.moment(kept, buffers + twice + flying, done=done)
         left = np.maximum(kept - np.where(splits, stage.largest_waits, stage.largest_kept), 0.0)
         giving = np.where(splits, 0.0, stage.giving + self.compute * made)
         yield told.moment(left, buffers + both + giving + flying, done=done)
-        beside = np.where(self.halves, self.compute * rest_made, own + stage.given)
+        others = np.maximum(stage.layers / 2.0 - 1.0, 0.0) * (stage.largest_kept - stage.largest_waits)
+        apart = np.maximum(left - np.where(self.halves & ~splits, others, 0.0), 0.0)
+        given = np.where(self.halves, self.compute * rest, own + stage.given)
         reduced = self.experts._reducing(made, stage.closing, at, stays=stage.closing)
-        yield told.moment(left, buffers + beside + reduced, done=done, dropped=done + made)
+        yield told.moment(apart, buffers + given + reduced, done=done, dropped=done + made)
         sent = np.where(~self.halves & self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0) * made
         mixer = np.where(splits, 0.0, own + stage.mixing)
-        yield told.moment(
-            left, buffers + mixer + sent, done=done, dropped=done + made, unit=np.where(self.halves, 0.0, made)
-        )
-        reduced = self._reducing(rest_made, 0.0 * rest_made, at)
+        unit = np.where(self.halves, 0.0, made)
+        yield told.moment(left, buffers + mixer + sent, done=done, dropped=done + made, unit=unit)
+        reduced = self._reducing(rest, 0.0 * rest, at)
         yield told.moment(left, buffers + reduced, unit=made, done=done, dropped=done + stage.largest_made)
+
+    def _gathered_twice(
+        self, at: Beside, told: Told, kept: FloatArray, buffers: FloatArray, *, flying: FloatArray, done: FloatArray
+    ) -> Iterator[Moment]:
+        """Experts' forward, which has the copy too that they were gathered by: the one before this backward, or that of
+        a layer that is computed again."""
+        stage, again = at.stage, ~self.splits & (at.stage.again > 0.0)
+        here = again if at.follows is None else again | at.follows
+        if not self.gathered.any() or not here.any():
+            return
+        beside = self.gathered * stage.unit + np.where(again, stage.again + flying, 0.0)
+        yield replace(told.moment(kept, buffers + beside, done=done), here=at.here & here)
 
     def _unit_made(self, stage: StageHeld) -> FloatArray:
         return np.where(stage.largest_made > 0.0, stage.unit, 0.0)

@@ -86,8 +86,8 @@ def _part_words(gaps: Sequence[Gap], peaks: Mapping[str, float]) -> Iterator[str
         return
     size = _amount(abs(worst.measured - worst.predicted), worst.unit)
     word = "more" if worst.measured > worst.predicted else "less"
-    rank = next(gap for gap in gaps if gap.name.endswith(" peak") and worst.name.startswith(gap.name[: -len("peak")]))
-    agrees = abs(rank.measured - rank.predicted) <= SMALL * rank.measured
+    peak = next(gap for gap in gaps if gap.name.endswith(" peak") and worst.name.startswith(gap.name[: -len("peak")]))
+    agrees = abs(peak.measured - peak.predicted) <= SMALL * peak.measured
     why = "; the peak itself agrees: it is told at another moment that is as high, or by another name" if agrees else ""
     yield (
         f"parts of memory: {worst.name} differs most, {size} {word} counted than predicted, {format_percent(share)} of "

@@ -44,8 +44,8 @@ def validation(found: Validation) -> Group:
         f"memory: {memory.died_refused} of {died} runs that died of it are refused, "
         f"{memory.ran_refused} of {ran} that ran are refused too"
     )
-    views = [told, *_untimed(found), title("by regime"), regimes(found.regimes)]
-    return Group(SourcesView(found), *views, *_left_out(found))
+    by_regime = (title("by regime"), regimes(found.regimes))
+    return Group(SourcesView(found), told, *_untimed(found), *by_regime, *_left_out(found))
 
 
 def _untimed(found: Validation) -> list[Text]:
