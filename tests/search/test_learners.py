@@ -48,7 +48,18 @@ def test_between_sites_learners_are_chosen_where_they_are_allowed():
     assert held.design.plan.learners == 1
     assert free.report.step_seconds < 0.5 * held.report.step_seconds
     assert any("learners that meet as" in line and "numerics differ" in line for line in free.why)
-    assert any("synchronize.kinds" in line for line in held.why) == (held.design.plan.data > 1)
+    assert any("synchronize.kinds" in line for line in held.why)
+
+
+def test_learners_are_spoken_of_where_stages_and_not_gradients_cross_between_sites():
+    """The best plan that meets in every step sends no gradients there; the one with learners is divided otherwise."""
+    held = chosen(asked((), fix={"pipeline": 2}))
+    allowed = chosen(asked((SyncKind.DILOCO,)))
+    assert held.design.plan.learners == 1 < allowed.design.plan.learners
+    (line,) = [line for line in held.why if "synchronize.kinds" in line]
+    assert line.startswith("between 2 sites 2 learners meet as diloco every ")
+    forbidden = chosen(asked((), fix={"pipeline": 2, "sync": "every_step"}))
+    assert not any("between 2 sites" in line for line in forbidden.why)
 
 
 def test_where_nothing_is_slow_ranks_meet_in_every_step():

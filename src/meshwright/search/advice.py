@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright.catalog import with_vocab
-from meshwright.cost.predict import predict
+from meshwright.cost.predict import predict, predict_all
 from meshwright.cost.ways import WayOfMeeting, ways_of_meeting
+from meshwright.search.explain import changes
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions
 from meshwright.spec.cluster import DeviceSpec, Precision
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import AxisName, Design
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import format_percent, format_seconds
@@ -19,6 +20,7 @@ from meshwright.spec.units import format_percent, format_seconds
 WORTH = 0.2  # of a step that is to be saved before it is spoken of: learners cost quality, a wider precision memory
 FREE = 0.02  # of a step, where what saves it costs a few rows of a table
 _FULL_ROWS = 64  # of a tensor rank's vocabulary: 128 bytes of logits in sixteen bits, and no less of the narrowest tile
+_ALIKE = 10  # plans that are ranked first and told without masks
 _MET = (LineName.GRADIENTS, LineName.PARAMETERS)
 
 
@@ -46,6 +48,42 @@ def advice(design: Design, ways: Sequence[WayOfMeeting]) -> tuple[str, ...]:
         f"{best.learners} learners that meet as {best.words} would take {format_percent(saved)} less time ({took}); "
         f"the job allows none, and would with {allowed}; numerics change, and what that costs in quality has to be "
         "measured",
+    )
+
+
+def advise_apart(report: Report, other: tuple[Design, Report], sites: int) -> tuple[str, ...]:
+    """One line where learners, which the job does not allow, would save a fifth of the best plan over several sites;
+    `other` is the best with them, which may be divided otherwise."""
+    design, found = other
+    gradients, saved = design.plan.gradients, 1.0 - found.step_seconds / report.step_seconds
+    if not gradients.kind.has_learners or saved <= WORTH:
+        return ()
+    took = f"{format_seconds(found.step_seconds)} a step, not {format_seconds(report.step_seconds)}"
+    allowed = f"--set 'job.synchronize.kinds=[\"{gradients.kind.value}\"]'"
+    return (
+        f"between {sites} sites {design.plan.size(AxisName.REPLICATE)} {gradients.words} would take "
+        f"{format_percent(saved)} less time ({took}); the job allows none, and would with {allowed}; numerics change, "
+        "and what that costs in quality has to be measured",
+    )
+
+
+def advise_masks(ranked: Sequence[tuple[Design, Report]]) -> tuple[str, ...]:
+    """One line where the best plan, or one that is ranked behind it, would be shorter than the best if documents of one
+    sequence saw each other: kernels that take a mask work out all scores, those over context ranks skip most."""
+    chosen, report = ranked[0]
+    if not chosen.job.data.document_mask:
+        return ()
+    whole = [design for design, _ in ranked[:_ALIKE] if design is chosen or design.plan.context == 1]
+    seen = [replace(each, job=replace(each.job, data=replace(each.job.data, document_mask=False))) for each in whole]
+    made, best = min(zip(seen, predict_all(seen), strict=True), key=lambda found: found[1].step_seconds)
+    saved = 1.0 - best.step_seconds / report.step_seconds
+    if saved <= FREE:
+        return ()
+    return (
+        "documents that share a sequence do not see each other (data.document_mask), for which kernels work out all "
+        f"scores and mask them: if they did, this plan{changes(chosen, made)} would take {format_percent(saved)} less "
+        f"time, {format_seconds(best.step_seconds)} a step, and others may take still less "
+        "(--set data.document_mask=false)",
     )
 
 

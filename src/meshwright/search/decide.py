@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.search.advice import advise, advise_filled, advise_wider
+from meshwright.search.advice import advise, advise_apart, advise_filled, advise_masks, advise_wider
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
@@ -38,6 +38,7 @@ from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
+from meshwright.spec.synchronize import SyncKind
 
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
 RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
@@ -98,7 +99,8 @@ def design(
         why=(
             *reasons,
             *_why_placed(best, tried.fitting[0]),
-            *advise(chosen, report),
+            *(advise(chosen, report) or _apart(chosen, report, trainer=trainer)),
+            *advise_masks(refined),
             *advise_wider(chosen, report),
             *advise_filled(chosen, report),
             *advise_quorum(chosen, report),
@@ -127,6 +129,20 @@ def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Train
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
     return Best(design=made, report=report)
+
+
+def _apart(chosen: Design, report: Report, *, trainer: Trainer | None) -> tuple[str, ...]:
+    """What learners would save between sites, where the job allows none and is to take as little time as it can."""
+    cluster, job = chosen.cluster, chosen.job
+    asked = not chosen.plan.gradients.kind.has_learners and not any(kind.has_learners for kind in job.synchronize.kinds)
+    if trainer is not None or len(cluster.sites) < 2 or job.objective is not Objective.TIME or not asked:
+        return ()
+    allowing = replace(job, synchronize=replace(job.synchronize, kinds=(*job.synchronize.kinds, SyncKind.DILOCO)))
+    try:
+        other = best(chosen.model, cluster, allowing)
+    except (ConfigError, NoPlanFits):
+        return ()
+    return advise_apart(report, (other.design, other.report), len(cluster.sites))
 
 
 def _left_out(refined: Sequence[Entry], job: JobSpec, trainer: Trainer | None) -> list[Skipped]:
