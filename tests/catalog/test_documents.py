@@ -196,6 +196,7 @@ def test_files_that_cannot_be_read_are_told_in_words(tmp_path: Path) -> None:
         ("a.toml", "a = 1\na = 2\n", "not TOML: Cannot overwrite a value (at line 2"),
         ("a.json", '{\n "a": 1,,\n}', "a.json:2: not JSON"),
         ("a.json", "", "the file is empty"),
+        ("a.json", '{"plan": {}, "plan": {"a": 1}}', "'plan' is there twice; leave one of them out"),
         ("a.json", "[1]", "expected a table of keys, got a list"),
         ("a.json", "[" * 100_000, "nested too deep"),
     ],

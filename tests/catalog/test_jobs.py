@@ -117,6 +117,8 @@ def test_a_newer_schema_has_its_line(tmp_path: Path) -> None:
         *(f"{path}=odd" for path in ranges.CHOICES),
         "peer_timeout_seconds=0.5",
         "peer_timeout_seconds=1e308",
+        f"synchronize.every={10**30}",
+        f"checkpoint.keep={2**63}",
         'data.sources=[{path="a", weight=0}]',
         'data.sources=[{path="a", weight=inf}]',
     ],

@@ -141,6 +141,21 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.Ca
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("page", ["plan.json", "plan.decision.json"])
+def test_files_that_would_replace_one_another_are_refused_before_the_search(
+    page: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "plan.json"
+    assert main([*PLAN, "--out", str(out), "--html", str(tmp_path / page)]) == 2
+    assert "two things would be written to it" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_what_is_no_plain_file_is_not_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--out", "/dev/null"]) == 2
+    assert "no plain file" in capsys.readouterr().err
+
+
 def test_plan_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     assert main([*PLAN, "--html", str(page)]) == 0

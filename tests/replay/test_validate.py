@@ -284,6 +284,7 @@ def test_seconds_follow_from_rates_where_none_are_printed() -> None:
     printed = row(iter_s="", tflops_gpu="100", flop_conv="hardware FLOPs incl. full recompute (4x fwd)").seconds
     flops = 96 * 64 * 2048 * 24 * 2048**2 * (1 + 1 / 6 + 51200 / (16 * 24 * 2048))
     assert printed == pytest.approx(flops / (100e12 * 16))
+    assert row(iter_s="", tflops_gpu="100", flop_conv="megatron").seconds == printed
     assert row(iter_s="", tflops_gpu="100").seconds is None
     assert row(status="oom").seconds is None
 

@@ -54,9 +54,9 @@ def _untimed(found: Validation) -> list[Text]:
     if not runs:
         return []
     counted = sum(bool(run.text("tflops_gpu")) for run in runs)
-    said = f", {counted:,} of which tell tflops_gpu without a flop_conv that is known" if counted else ""
-    words = "iter_s, tokens_s_gpu, or tflops_gpu with flop_conv (docs/validate.md)"
-    return [Text(f"time: {len(runs):,} predicted runs tell no seconds of a step{said}: give {words}")]
+    said = f" ({counted:,} with tflops_gpu and no flop_conv that is known)" if counted else ""
+    fix = "give iter_s, tokens_s_gpu, or tflops_gpu with flop_conv (docs/validate.md)"
+    return [Text(f"time: predicted runs without seconds of a step: {len(runs):,}{said}; {fix}")]
 
 
 class SourcesView:

@@ -89,8 +89,7 @@ def design(
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     refined = [*(each.entry for each in left_out if each.entry is not None), *refined]
-    chosen, report = refined[0]
-    reasons = why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
+    (chosen, report), reasons = refined[0], why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
     return Decision(
         design=chosen,
         report=report,
