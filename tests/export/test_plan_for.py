@@ -172,3 +172,13 @@ def test_the_command_plans_for_a_trainer(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["trainer"] == "torchtitan"
+
+
+def test_a_plan_for_a_trainer_says_whose_seconds_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", "--set", "batch_tokens=1Mi", "--top", "1"]
+    for trainer, stack in (("megatron-lm", "megatron-core"), ("torchtitan", "torch-2025-compiled")):
+        assert main([*asked, "--for", trainer]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert f"of this runtime, not of {trainer}: --set software={stack} prices" in told
+        assert main([*asked, "--for", trainer, "--set", f"software={stack}"]) == 0
+        assert "of this runtime, not of" not in capsys.readouterr().out

@@ -19,6 +19,11 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 
 Mask = npt.NDArray[np.bool_]
+_STACKS = {
+    Peer.TORCHTITAN: "torch-2025-compiled",
+    Peer.MEGATRON_LM: "megatron-core",
+    Peer.DEEPSPEED: "megatron-deepspeed",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,10 @@ class Holder:
     @property
     def name(self) -> str:
         return self.peer.value
+
+    @property
+    def stack(self) -> str:
+        return _STACKS[self.peer]
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

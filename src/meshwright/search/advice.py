@@ -11,7 +11,9 @@ from meshwright.cost.predict import predict, predict_all
 from meshwright.cost.ways import WayOfMeeting, ways_of_meeting
 from meshwright.search.explain import changes
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions
+from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import DeviceSpec, Precision
+from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import AxisName, Design
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.synchronize import SyncKind
@@ -84,6 +86,17 @@ def advise_masks(ranked: Sequence[tuple[Design, Report]]) -> tuple[str, ...]:
         f"scores and mask them: if they did, this plan{changes(chosen, made)} would take {format_percent(saved)} less "
         f"time, {format_seconds(best.step_seconds)} a step, and others may take still less "
         "(--set data.document_mask=false)",
+    )
+
+
+def advise_stack(job: JobSpec, trainer: Trainer | None) -> tuple[str, ...]:
+    """One line where a plan for another trainer is priced as this runtime runs it."""
+    if trainer is None or job.software != JobSpec().software or job.software == trainer.stack:
+        return ()
+    masks = ", and data.document_mask=false where it masks none" if job.data.document_mask else ""
+    return (
+        f"seconds and memory are of this runtime, not of {trainer.name}: --set software={trainer.stack} prices its "
+        f"kernels and what it overlaps{masks}; another plan may be best then",
     )
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from meshwright.search.advice import advise, advise_apart, advise_filled, advise_masks, advise_wider
+from meshwright.search.advice import advise, advise_apart, advise_filled, advise_masks, advise_stack, advise_wider
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
@@ -98,13 +98,7 @@ def design(
         why=(
             *reasons,
             *_why_placed(best, tried.fitting[0]),
-            *(advise(chosen, report) or _apart(chosen, report, trainer=trainer)),
-            *advise_masks(refined),
-            *advise_wider(chosen, report),
-            *advise_filled(chosen, report),
-            *advise_quorum(chosen, report),
-            *foresee_low_rank(chosen),
-            *advise_low_rank(chosen, report),
+            *_advice(refined, trainer=trainer),
             *(each.words for each in tailored),
             *(each.words for each in left_out),
         ),
@@ -128,6 +122,21 @@ def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Train
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
     return Best(design=made, report=report)
+
+
+def _advice(refined: Sequence[Entry], *, trainer: Trainer | None) -> tuple[str, ...]:
+    """What the job does not ask for, and would change its best plan or what that takes."""
+    chosen, report = refined[0]
+    return (
+        *advise_stack(chosen.job, trainer),
+        *(advise(chosen, report) or _apart(chosen, report, trainer=trainer)),
+        *advise_masks(refined),
+        *advise_wider(chosen, report),
+        *advise_filled(chosen, report),
+        *advise_quorum(chosen, report),
+        *foresee_low_rank(chosen),
+        *advise_low_rank(chosen, report),
+    )
 
 
 def _apart(chosen: Design, report: Report, *, trainer: Trainer | None) -> tuple[str, ...]:

@@ -26,6 +26,11 @@ class Trainer(Protocol):
     def name(self) -> str: ...
 
     @property
+    def stack(self) -> str:
+        """The software, as a job names it, that it is priced as."""
+        ...
+
+    @property
     def precisions(self) -> tuple[Precision, ...]:
         """Those of products that it has words for."""
         ...
