@@ -145,7 +145,7 @@ class EagerBytes:
         stage = at.stage
         whole_ones = ~self.sharded | (stage.experts > 0.0)
         both = np.where(whole_ones, self.master + self.narrow - self.copied, self.compute)
-        stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master))
+        stays = np.where(self.sharded, self.compute, np.where(at.sums, 0.0, self.master) - self.copied)
         return np.maximum(stage.ending + both * stage.closing, stage.working + stays * stage.formed)
 
     def _reducing(
