@@ -30,14 +30,12 @@ def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> 
         unit, kept = np.where(apart, priced.expert_parameters, 0.0), np.where(apart, held["kept"], 0.0)
         at_core = held["mixing"] + compute * (_before_core(block, priced, tensor) - unit) * trains
         at_first = held["opening"] + compute * (priced.parameters - unit) * trains
+        of_unit = {name: held[name] + kept for name in ("giving", "given")} | {"again": held["again"], "unit": unit}
         return {
+            **({name: np.where(apart, values, 0.0) for name, values in of_unit.items()} if apart.any() else {}),
             "working": held["working"],
             "half": held["half"],
             "ending": held["ending"],
-            "giving": np.where(apart, held["giving"] + kept, 0.0),
-            "given": np.where(apart, held["given"] + kept, 0.0),
-            "unit": unit,
-            "again": np.where(apart, held["again"], 0.0),
             "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first) + kept, 0.0),
             "largest": gathered,
             "largest_made": gathered * trains,

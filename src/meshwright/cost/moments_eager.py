@@ -146,7 +146,7 @@ class EagerMoments(EagerBytes):
             dropped=head + stage.largest_made,
         )
         one = np.where(stage.layers > 2.0, stage.largest_made, 0.0)
-        if (flies * one > flies * alone).any():
+        if (at.here & (flies * one > flies * alone)).any():
             yield told.moment(
                 np.maximum(behind - kept * (one > 0.0), 0.0),
                 layer + ahead + flies * np.maximum(one, alone) + self._gone(at, alone + one),

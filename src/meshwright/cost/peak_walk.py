@@ -57,6 +57,7 @@ def least_needs(at: Rows) -> IntArray:
 
 
 def _units(at: Rows) -> IntArray:
+    """UNITS of rows that have experts of their own."""
     return np.asarray((at.entry.all_stages.unit > 0.0).any(axis=1) * UNITS)
 
 

@@ -182,12 +182,16 @@ def left_bytes(table: PlanTable, *, trained: FloatArray, owned: FloatArray) -> F
 def experts_apart(table: PlanTable) -> BoolArray:
     """Rows whose experts lie whole on their ranks: none is gathered, and gradients of theirs meet, if at all, in
     buckets of their own; shape (rows,)."""
+    if not table.on_grid.any():
+        return np.zeros(len(table), dtype=np.bool_)
     return np.asarray(table.on_grid & ((table.sharding == 0) | (table.expert_divided == 1)))
 
 
 def experts_units(table: PlanTable) -> BoolArray:
     """Rows whose experts are shards of other ranks than the rest, and units of their own: they are gathered, and their
     gradients reduced, apart from the rest of their layer; shape (rows,)."""
+    if not table.on_grid.any():
+        return np.zeros(len(table), dtype=np.bool_)
     return np.asarray(table.on_grid & (table.sharding > 0) & (table.expert_divided > 1))
 
 

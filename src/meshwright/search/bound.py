@@ -300,19 +300,25 @@ class _Held:
 def _as_blocks(found: BlockLeast, rows: Ids, table: PlanTable) -> list[_Held]:
     """As memory reads them: bytes and parameters of the chosen rows, kind by kind. They were told as though no rank
     had a part of an expert, so that copies of whole ones are among them."""
-    columns = {name: getattr(found, name).take(rows, axis=0) for name in (*AMOUNTS, "parameters", "apart")}
-    divided = ~experts_apart(table)[:, None]
-    again = (table.recompute == FULL)[:, None]
-    for names, those in ((("kept",), divided & ~again), (_WORKING, divided & again)):
-        for name in names:
-            columns[name] = np.where(those, columns[name] - columns["cast"], columns[name])
+    kinds, nothing = found.kept.shape[1], np.zeros((len(rows), found.kept.shape[1]))
+    columns = dict.fromkeys((*AMOUNTS, "parameters", "apart"), nothing)
+    for name in columns:
+        values = getattr(found, name)
+        if values.any():
+            columns[name] = values.take(rows, axis=0)
+    if columns["cast"].any():
+        divided = ~experts_apart(table)[:, None]
+        again = (table.recompute == FULL)[:, None]
+        for names, those in ((("kept",), divided & ~again), (_WORKING, divided & again)):
+            for name in names:
+                columns[name] = np.where(those, columns[name] - columns["cast"], columns[name])
     return [
         _Held(
             parameters=columns["parameters"][:, kind],
             expert_parameters=columns["apart"][:, kind],
             bytes=BlockBytes(**{name: columns[name][:, kind] for name in AMOUNTS}),
         )
-        for kind in range(found.kept.shape[1])
+        for kind in range(kinds)
     ]
 
 
