@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -301,7 +302,7 @@ def _as_blocks(found: BlockLeast, rows: Ids, table: PlanTable) -> list[_Held]:
     """As memory reads them: bytes and parameters of the chosen rows, kind by kind. They were told as though no rank
     had a part of an expert, so that copies of whole ones are among them."""
     kinds, nothing = found.kept.shape[1], np.zeros((len(rows), found.kept.shape[1]))
-    columns = dict.fromkeys((*AMOUNTS, "parameters", "apart"), nothing)
+    columns: dict[str, Any] = dict.fromkeys((*AMOUNTS, "parameters", "apart"), nothing)
     for name in columns:
         values = getattr(found, name)
         if values.any():
