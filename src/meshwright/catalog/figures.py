@@ -70,7 +70,7 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
         "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),
     }
 )
-_MOST_OF: Mapping[str, float] = MappingProxyType({"cores": 1e5, "nics": 1e4, "step_error": 3.0})
+_MOST_OF: Mapping[str, float] = MappingProxyType({"cores": 1e5, "nics": 1e4, "step_error": 7.0})
 _SHARES = frozenset({"efficiency", "misaligned", "sums", "usable_fraction", "memory_fraction"})
 # Of a peak that is measured too, which a single product may be a little above.
 _OF_PEAK, _MOST_OF_PEAK = frozenset({"fraction", "attention_fraction", "attention_backward_fraction"}), 1.25
