@@ -72,8 +72,6 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
 )
 _MOST_OF: Mapping[str, float] = MappingProxyType({"cores": 1e5, "nics": 1e4, "step_error": 7.0})
 _SHARES = frozenset({"efficiency", "misaligned", "sums", "usable_fraction", "memory_fraction"})
-# Of a peak that is measured too, which a single product may be a little above.
-_OF_PEAK, _MOST_OF_PEAK = frozenset({"fraction", "attention_fraction", "attention_backward_fraction"}), 1.25
 
 
 def is_finite(number: float) -> bool:
@@ -109,8 +107,6 @@ def machine_problems(cluster: ClusterSpec) -> Iterator[Problem]:
             yield Problem(what=f"{number:.3g} is more than any machine has", where=path)
         elif names[-1] in _SHARES and not 0 < number <= 1:
             yield Problem(what=f"{number} is not a share above 0 and up to 1", where=path)
-        elif names[-1] in _OF_PEAK and number > _MOST_OF_PEAK:
-            yield Problem(what=f"{number} is no share of a peak", where=path)
         elif number < 0 or (number == 0 and divides):
             yield Problem(what=f"{number} is {'not positive' if divides else 'below 0'}", where=path)
         else:
