@@ -14,6 +14,7 @@ import meshwright
 from meshwright import catalog, search
 from meshwright.cli import main
 from meshwright.cost import PlanTable
+from meshwright.cost.software import SOFTWARE
 from meshwright.export import NotExpressible, Peer, Verdict, export, holder, meaning, read
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import Explorer
@@ -175,10 +176,13 @@ def test_the_command_plans_for_a_trainer(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_a_plan_for_a_trainer_says_whose_seconds_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", "--set", "batch_tokens=1Mi", "--top", "1"]
-    for trainer, stack in (("megatron-lm", "megatron-core"), ("torchtitan", "torch-2025-compiled")):
-        assert main([*asked, "--for", trainer]) == 0
-        told = " ".join(capsys.readouterr().out.split())
-        assert f"of this runtime, not of {trainer}: --set software={stack} prices" in told
-        assert main([*asked, "--for", trainer, "--set", f"software={stack}"]) == 0
-        assert "of this runtime, not of" not in capsys.readouterr().out
+    asked = ["plan", "--model", "llama-3.2-1b", "--cluster", "8xH100", "--set", "batch_tokens=256Ki", "--top", "1"]
+    assert main([*asked, "--for", "megatron-lm"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "of this runtime, not of megatron-lm: --set software=megatron-core prices" in told
+    assert main([*asked, "--for", "megatron-lm", "--set", "software=megatron-core"]) == 0
+    assert "of this runtime, not of" not in capsys.readouterr().out
+
+
+def test_every_trainer_has_a_stack_that_is_known() -> None:
+    assert {holder(peer.value).stack for peer in Peer} <= set(SOFTWARE)

@@ -22,8 +22,6 @@ TURNING = {
 }
 QUICK = {
     "1f1b": (Sharding.OPTIMIZER, Recompute.FULL),
-    "gpipe": (Sharding.PARAMETERS, Recompute.FULL),
-    "zb-v": (Sharding.GRADIENTS, Recompute.FULL),
     "breadth-first": (Sharding.PARAMETERS, Recompute.NONE),
 }
 # Dealt to ranks of tensor and of context groups, to replicas, and among as many shards as the rest.
