@@ -12,6 +12,7 @@ from meshwright import catalog
 from meshwright.catalog.decoders.presets import CONFIGS
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.catalog.huggingface.families import FAMILIES
+from meshwright.catalog.huggingface.folder import open_folder
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import Attention, LatentAttention, Mixture, ModelSpec
 
@@ -182,3 +183,13 @@ def test_any_config_is_read_or_refused_in_words(data: st.DataObject) -> None:
     except ConfigError as error:
         parameters = len(error.problems)
     assert parameters > 0
+
+
+def test_more_experts_than_a_checkpoint_can_name_are_refused(tmp_path: Path) -> None:
+    """A vocabulary in the place of the number of experts took a reader minutes and all memory."""
+    text = json.loads((CONFIGS / "Qwen--Qwen3-30B-A3B.config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**text, "num_experts": 151936}))
+    with pytest.raises(ConfigError, match="experts in all layers are more than a plan is made for"):
+        catalog.load_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="experts in all layers are more than a plan is made for"):
+        open_folder(tmp_path)

@@ -108,7 +108,9 @@ def _search(kind: Kind, *, seed: str, most: int, places: set[str], ended: Ended,
 
     try:
         search()
-    except (Broken, Flaky) as error:
+    except (Broken, Flaky, MemoryError) as error:
+        if not broke:
+            raise
         made, place, told, _ = broke[-1]
         blob = _BLOB.search("".join(getattr(error, "__notes__", ())))
         each = blob[1] if blob and isinstance(error, Broken) else ""

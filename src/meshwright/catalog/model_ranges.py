@@ -21,6 +21,7 @@ from meshwright.spec.ranks import rank_problems
 
 MOST = 10**12  # of anything that a model counts
 MOST_LAYERS = 4096  # four times those of the deepest published (2203.00555); stages are balanced in its square
+MOST_EXPERTS = 2**20  # of all layers: fifty times those of Kimi-K2; each has tensors of its own in a checkpoint
 _MAY_BE_ZERO = frozenset(
     {"extra_parameters", "positions", "parameters", "initializer_range", "scale", "low_frequency", "high_frequency"}
     | {"bias_rate", "balance_loss", "prefix"}
@@ -43,6 +44,10 @@ def model_problems(model: ModelSpec, where: str = "") -> Iterator[Problem]:
         found.append(Problem(what="is empty", where=f"{dot}layers", fix="give at least one"))
     if len(model.layers) > MOST_LAYERS:
         found.append(too_deep(len(model.layers), f"{dot}layers"))
+    experts = sum(layer.transform.experts for layer in model.layers if isinstance(layer.transform, Mixture))
+    if experts > MOST_EXPERTS:
+        what = f"{brief(experts)} experts in all layers are more than a plan is made for"
+        found.append(Problem(what=what, where=f"{dot}layers", fix=f"choose {MOST_EXPERTS:,} or less"))
     yield from found or _shapes(model, dot)
 
 

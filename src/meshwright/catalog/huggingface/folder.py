@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.catalog.huggingface.families import model_from_config
 from meshwright.catalog.huggingface.header import Entry, read_header
 from meshwright.catalog.huggingface.tensors import Table, tensors
+from meshwright.catalog.model_ranges import checked_model
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, MeshwrightError, Problem
 from meshwright.spec.json_text import parse_json
@@ -60,7 +61,7 @@ def open_folder(path: Path) -> Folder:
     """
     config = read_config(path)
     title = path.resolve().name.lower()
-    model = language_model(model_from_config(config, name=title, source=CONFIG))
+    model = language_model(checked_model(model_from_config(config, name=title, source=CONFIG)))
     table = tensors(config, model)
     problems: list[Problem] = []
     owners = _owners(path)
