@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 
 from meshwright.nn import token_losses
+from meshwright.nn.loss import AS_WRITTEN
 from meshwright.spec.targets import MASKED
 
 
@@ -59,3 +63,35 @@ def test_a_second_backward_is_refused() -> None:
     losses.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace"):
         losses.backward()
+
+
+def test_a_target_near_one_keeps_its_gradient_in_half_precision() -> None:
+    """A probability of 0.9995 is 1 in bf16, and less the whole nothing."""
+    logits = torch.zeros(1, 1, 64, dtype=torch.bfloat16)
+    logits[..., 3] = 11.75
+    plain = logits.float().requires_grad_()
+    functional.cross_entropy(plain[0], torch.tensor([3])).backward()
+    logits.requires_grad_()
+    token_losses(logits * 1.0, torch.tensor([[3]])).sum().backward()
+    assert plain.grad[0, 0, 3] < 0.0
+    torch.testing.assert_close(logits.grad.float(), plain.grad, rtol=2**-8, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
+def test_passes_are_compiled_and_give_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def compiler(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            compiled.append(call.__name__)
+            return call(*args)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    logits, targets = case(dtype)
+    token_losses(logits * 1.0, targets).sum().backward()
+    plain, logits.grad = logits.grad, None
+    token_losses(logits * 1.0, targets, passes=AS_WRITTEN.compiled()).sum().backward()
+    assert set(compiled) == {"_sums", "_gradient"}
+    assert torch.equal(logits.grad, plain)

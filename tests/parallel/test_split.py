@@ -28,6 +28,16 @@ from tests.support.pool import Pool
 TOKENS = torch.arange(24).view(2, 12) % models.VOCAB
 
 
+class NeverCompiled:
+    """What is laid under a plan that cannot be compiled."""
+
+    def compile(self) -> None:
+        raise AssertionError("compiled")
+
+    def uncompile(self) -> None:
+        raise AssertionError("never was compiled")
+
+
 def gradients(part: nn.Module) -> dict[str, Tensor | None]:
     return {name: None if p.grad is None else p.grad.clone() for name, p in part.named_parameters()}
 
@@ -143,7 +153,7 @@ def test_what_is_refused_to_compile_is_not_tried_either(layout: Layout, why: str
     of = design(models.model(), layout)
     assert uncompiled(of.plan).startswith(why)
     if why:
-        assert LayerCompiler(parts=(decoder(),), refusal=why).compile() == why
+        assert LayerCompiler(laid=NeverCompiled(), refusal=why).compile() == why
     assert bool(uncompiled(of.plan)) == bool(why)
     compiled = replace(of, job=replace(of.job, compile=Switch.ON))
     assert bool(compile_fits(compiled)) == bool(why)

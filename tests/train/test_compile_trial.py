@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from meshwright.parallel.compile import compile_layers, uncompile_layers
 from meshwright.train.compile_trial import CompileTrial, LayerCompiler
 from meshwright.train.events import Log, StepDone
 
@@ -73,12 +74,25 @@ class Part(nn.Module):
         return x
 
 
+@dataclass
+class Laid:
+    """One part, without a loss."""
+
+    part: nn.Module
+
+    def compile(self) -> None:
+        compile_layers([self.part])
+
+    def uncompile(self) -> None:
+        uncompile_layers([self.part])
+
+
 def test_layers_are_compiled_and_run_again_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     part, x = Part(), torch.ones(1, 2)
     before = part(x)
     monkeypatch.setattr(torch, "compile", lambda call: lambda x: call(x) + 1.0)
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/c++")
-    compiler = LayerCompiler(parts=(part,))
+    compiler = LayerCompiler(laid=Laid(part))
     assert compiler.compile() == ""
     assert torch.equal(part(x), before + 1.0)
     compiler.undo()
@@ -87,4 +101,4 @@ def test_layers_are_compiled_and_run_again_as_they_were(monkeypatch: pytest.Monk
 
 def test_without_a_compiler_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
-    assert LayerCompiler(parts=(Part(),)).compile() == "no C++ compiler is found"
+    assert LayerCompiler(laid=Laid(Part())).compile() == "no C++ compiler is found"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from meshwright.spec.job import Switch
 from meshwright.spec.plan import Axis, AxisName, Plan, Schedule
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.span import Span
 from meshwright.train.observe.measured import measured_report
+from meshwright.train.observe.memory import AS_WRITTEN_NOTE, of_allocator
 from meshwright.train.observe.profile import Profiler, Sampling
 from meshwright.train.observe.samples import CollectiveCall, MemoryPeak, RankSample, StepTiming
 from tests.support.designs import Layout, design
@@ -180,11 +184,11 @@ def test_no_measured_step_is_an_error() -> None:
         measured_report(plan=plan(AxisName.SHARD), predicted=PREDICTED, ranks=[RankSample(rank=0, timings=())])
 
 
-def run_steps(profiler: Profiler, *, count: int) -> None:
-    part = nn.Linear(64, 64, bias=False)
+def run_steps(profiler: Profiler, *, count: int, first: int = 0, part: nn.Module | None = None) -> None:
+    part = nn.Linear(64, 64, bias=False) if part is None else part
     optimizer = torch.optim.AdamW(part.parameters())
     profiler.watch(parts=[part], optimizer=optimizer)
-    for step in range(count):
+    for step in range(first, first + count):
         with profiler.step(step):
             with profiler.section(LineName.INPUT):
                 x = torch.randn(32, 64)
@@ -218,6 +222,60 @@ def test_a_run_of_one_rank_measures_itself() -> None:
     assert found[LineName.BACKWARD] > 0.0
     assert found[LineName.OPTIMIZER] > 0.0
     assert report.memory[0].allocated == sample.memory.total
+
+
+class Layer(nn.Module):
+    """A layer of its own code, so that no other test has compiled it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x).relu()
+
+
+def test_what_is_compiled_stays_so_after_the_steps_under_instruments() -> None:
+    ran, steps = 0, []
+    compiled = replace(design(model(), Layout()), job=replace(design(model(), Layout()).job, compile=Switch.ON))
+    profiler = Profiler(
+        compiled, rank=0, device=torch.device("cpu"), sampling=Sampling(warmup=1, collectives_step=2, memory_step=3)
+    )
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            nonlocal ran
+            ran += 1
+            return graph(*args)
+
+        return run
+
+    layer = Layer()
+    layer.compile(backend=backend)
+    for step in range(7):
+        before = ran
+        run_steps(profiler, count=1, first=step, part=layer)
+        steps += [step] * (ran - before)
+    assert steps == [0, 1, 4, 5, 6]
+    sample = profiler.sample()
+    assert sample.memory is not None
+    assert sample.memory.parts[MemoryPart.PARAMETERS] == 64 * 64 * 4
+    assert sample.memory.note.endswith(AS_WRITTEN_NOTE)
+
+
+@pytest.mark.parametrize(
+    ("allocated", "parts"),
+    [
+        (12.0, {MemoryPart.PARAMETERS: 4.0, MemoryPart.ACTIVATIONS: 5.0, MemoryPart.BUFFERS: 3.0}),
+        (7.0, {MemoryPart.PARAMETERS: 4.0, MemoryPart.ACTIVATIONS: 2.0, MemoryPart.BUFFERS: 1.0}),
+    ],
+    ids=["more than operators returned", "less, as compiled layers do"],
+)
+def test_parts_sum_to_what_the_allocator_had(allocated: float, parts: dict[str, float]) -> None:
+    seen = MemoryPeak(parts={MemoryPart.PARAMETERS: 4.0, MemoryPart.ACTIVATIONS: 5.0, MemoryPart.BUFFERS: 1.0})
+    found = of_allocator(seen, allocated)
+    assert found.parts == parts
+    assert found.total == allocated
 
 
 def test_a_run_too_short_to_measure_has_no_report() -> None:

@@ -13,10 +13,7 @@ _ACCELERATOR_CHUNK_ELEMENTS = 2.0**26
 
 
 def chunks_bytes(elements: FloatArray, compute: FloatArray, *, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
-    """Copies of chunks in the loss's forward and in its backward: in fp32 where logits are not, shifted in forward, and
-    of the first one until those of the second replace it, which may be the rest."""
+    """The copy of a chunk in the loss's forward and in its backward, which has one in fp32 where logits are not."""
     size = _CHUNK_ELEMENTS.get(kind, _ACCELERATOR_CHUNK_ELEMENTS)
-    wide, narrow = np.maximum(compute, 4.0), 1.0 * (compute < 4.0)
-    first, second = np.minimum(elements, size) * wide, np.clip(elements - size, 0.0, size) * wide
-    forward = np.maximum(first * (1.0 + narrow), np.where(second > 0.0, first + second * (1.0 + narrow), 0.0))
-    return forward, (first + second) * narrow
+    chunk = np.minimum(elements, size) * np.maximum(compute, 4.0)
+    return chunk, chunk * (compute < 4.0)

@@ -320,4 +320,6 @@ def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
         ), 2.0 * e
     if not sizes.eager:
         return 2.0 * e + 16.0, 2.0 * e + 12.0
+    if sizes.fused_loss:
+        return 2.0 * e + 4.0 * sizes.wide, 2.0 * e + 4.0 * sizes.wide
     return e + sizes.casts + 5.0 * sizes.wide, e + sizes.casts + 7.0 * sizes.wide

@@ -57,6 +57,7 @@ def operator_sizes(
         dropout=software.dropout,
         unfused=not software.fused_attention,
         loss_kernel=software.loss_kernel,
+        fused_loss=software.fused_loss,
         whole_logits=software.whole_logits,
         experts=software.experts,
         tokens_first=software.tokens_first,

@@ -74,6 +74,7 @@ class Sizes:
     dropout: bool = False
     unfused: bool = False
     loss_kernel: LossKernel | None = None
+    fused_loss: bool = False
     whole_logits: bool = False
     experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False

@@ -15,7 +15,6 @@ from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.experts import Experts
 from meshwright.nn.loss import WholeVocabulary
 from meshwright.nn.weights import Reader, Weighted
-from meshwright.parallel.compile import compile_layers
 from meshwright.parallel.context import divide_sequences, share_of
 from meshwright.parallel.data import (
     build_synchronizer,
@@ -73,9 +72,7 @@ def lay(
         for part in parts:
             divide_sequences(part.module, share, kind=plan.exchange.kind)
             count_together(part.module, share)
-    if design.job.compile is Switch.ON:
-        compile_layers([part.module for part in parts])
-    return Laid(
+    laid = Laid(
         design=design,
         mesh=mesh,
         device=device,
@@ -86,6 +83,9 @@ def lay(
         recorder=recorder or Silent(),
         share=share,
     )
+    if design.job.compile is Switch.ON:
+        laid.compile()
+    return laid
 
 
 def lay_stage(

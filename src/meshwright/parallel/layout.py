@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.nn import Decoder, token_losses
-from meshwright.nn.loss import Vocabulary
+from meshwright.nn.loss import AS_WRITTEN, Vocabulary
 from meshwright.parallel.balance import Balance
 from meshwright.parallel.clip import gradient_norm, is_first_copy, local_part, scale_gradients
 from meshwright.parallel.collectives import exchange
+from meshwright.parallel.compile import compile_layers, uncompile_layers
 from meshwright.parallel.context import ContextShare
 from meshwright.parallel.grid import TensorRanks
 from meshwright.parallel.layered import LayeredExecutor
@@ -76,8 +77,19 @@ class Laid:
         ]
         self.num_targets: Tensor | int = design.plan.batch_tokens
         self._number = 0
+        self._loss_passes = AS_WRITTEN
         self._pipeline = self._executor() if len(design.plan.stages) > 1 else None
         self._balance = Balance(self.parts, model=design.model, group=mesh.everyone, device=device)
+
+    def compile(self) -> None:
+        """Layers and the loss compile at their next pass. Raises EnvironmentUnfit when there is no C++ compiler."""
+        compile_layers(self.parts)
+        self._loss_passes = AS_WRITTEN.compiled()
+
+    def uncompile(self) -> None:
+        """All runs again as it was written."""
+        uncompile_layers(self.parts)
+        self._loss_passes = AS_WRITTEN
 
     def step(
         self,
@@ -185,7 +197,7 @@ class Laid:
         z_loss = self.design.job.z_loss if torch.is_grad_enabled() else 0.0
         if self._axis is not None:
             targets = self._axis.own_tokens(targets)
-        losses = token_losses(logits, targets, z_loss=z_loss, vocabulary=self._vocabulary)
+        losses = token_losses(logits, targets, z_loss=z_loss, vocabulary=self._vocabulary, passes=self._loss_passes)
         count = self.num_targets
         return losses.sum() / (count if isinstance(count, int) else count.clamp(min=1))
 

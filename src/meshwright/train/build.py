@@ -233,7 +233,7 @@ def _reactors(
     _with_rounds(run, run_dir=place.run_dir, pause_at=pause_at)
     if isinstance(run, ReplicaRun):
         run.observe = partial(_observer, run, place=place, predicted=predicted, pause_at=pause_at)
-    compiler = LayerCompiler(parts=run.laid.parts, refusal=uncompiled(run.design.plan))
+    compiler = LayerCompiler(laid=run.laid, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
     return (
         OnSpoilt(non_finite=job.non_finite, spike=job.spike, last_saved=saved, furthest=saved or 0),

@@ -7,9 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from torch import nn
-
-from meshwright.parallel.compile import compile_layers, uncompile_layers
 from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.units import format_seconds
 from meshwright.train.events import Action, Event, Log, StepDone
@@ -17,6 +14,14 @@ from meshwright.train.events import Action, Event, Log, StepDone
 # Compiling costs tens of seconds, and gains at most a third: shorter runs do not win it back.
 WORTHWHILE_SECONDS = 300.0
 GAIN = 0.98
+
+
+class Compiles(Protocol):
+    """What is laid: it compiles at its next pass, unless it raises EnvironmentUnfit, and runs again as written."""
+
+    def compile(self) -> None: ...
+
+    def uncompile(self) -> None: ...
 
 
 class Compiler(Protocol):
@@ -31,22 +36,22 @@ class Compiler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCompiler:
-    """The layers of the stages of this rank; `refusal` says why they do not compile, where they do not."""
+    """What this rank has laid; `refusal` says why its layers do not compile, where they do not."""
 
-    parts: tuple[nn.Module, ...]
+    laid: Compiles
     refusal: str = ""
 
     def compile(self) -> str:
         if self.refusal:
             return self.refusal
         try:
-            compile_layers(self.parts)
+            self.laid.compile()
         except EnvironmentUnfit as error:
             return error.problems[0].what
         return ""
 
     def undo(self) -> None:
-        uncompile_layers(self.parts)
+        self.laid.uncompile()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -20,6 +20,7 @@ __all__ = [
     "around_functional_waits",
     "around_resizes",
     "around_waits",
+    "as_written",
     "group_of",
     "in_backward",
     "is_distributed",
@@ -183,3 +184,10 @@ def in_backward() -> bool:
 def runs_again() -> bool:
     """Whether this thread is inside a forward that a backward pass runs again: what it saves, a checkpoint takes."""
     return in_backward() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def as_written() -> AbstractContextManager[object]:
+    """While entered, what is compiled runs as it is written, and stays compiled: without it torch gives up for good on
+    code that it meets under a dispatch mode."""
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance

@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,8 @@ _UNKNOWN = (MemoryPart.ACTIVATIONS, MemoryPart.BUFFERS)
 CPU_NOTE = (
     "live tensor bytes; not seen: temporaries inside one operator (gloo's copies, fused kernels) and allocator slack"
 )
+AS_WRITTEN_NOTE = "its parts are of a step that was not compiled"
+ALLOCATOR_NOTE = "the allocator's peak; what no operator returned is under buffers"
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -208,3 +211,12 @@ class Followed:
 def _optimizer_tensors(optimizer: torch.optim.Optimizer | None) -> list[torch.Tensor]:
     states = optimizer.state.values() if optimizer is not None else ()
     return [tensor for state in states for tensor in leaves(state) if isinstance(tensor, torch.Tensor)]
+
+
+def of_allocator(peak: MemoryPeak, allocated: float) -> MemoryPeak:
+    """Parts that sum to what the allocator had at most: what no operator returned is buffers, and what compiled layers
+    did without is taken from activations."""
+    unseen = allocated - peak.total
+    part = MemoryPart.BUFFERS if unseen >= 0.0 else MemoryPart.ACTIVATIONS
+    parts = {**peak.parts, part: max(0.0, peak.parts.get(part, 0.0) + unseen)}
+    return replace(peak, parts=parts, note=ALLOCATOR_NOTE)

@@ -14,14 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Report
 from meshwright.spec.span import Recorder, Silent, Span
 from meshwright.train.observe.collectives import CollectiveTimer
 from meshwright.train.observe.measured import measured_report
-from meshwright.train.observe.memory import MemoryTracker
+from meshwright.train.observe.memory import AS_WRITTEN_NOTE, MemoryTracker, of_allocator
 from meshwright.train.observe.recompute import RecomputeClock
-from meshwright.train.observe.samples import CollectiveCall, MemoryPeak, RankSample, StepTiming, local_vocab
+from meshwright.train.observe.samples import CollectiveCall, RankSample, StepTiming, local_vocab
+from meshwright.train.torch_compat import as_written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,7 @@ class Profiler:
         self._step = -1
         self._tracker: MemoryTracker | None = None
         self._sample = RankSample(rank=rank, timings=())
+        self._allocated: float | None = None
 
     def watch(self, *, parts: Sequence[nn.Module], optimizer: torch.optim.Optimizer) -> None:
         """Says whose memory is measured; without it the memory step is a plain one."""
@@ -114,6 +117,9 @@ class Profiler:
         self._current.clear()
         with ExitStack() as stack:
             timer, clock = self._instruments(step, stack)
+            self._finish_device()
+            if self._device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats(self._device)
             start = time.perf_counter()
             yield
             self._finish_device()
@@ -129,17 +135,19 @@ class Profiler:
             calls = timer.calls_among(self._current)
             self._keep_collectives(timing, calls, clock.seconds if clock else 0.0)
         elif self._tracker is not None:
-            self._sample = replace(self._sample, memory=self._memory_peak(self._tracker.peak()))
-            self._tracker = None
+            self._sample = replace(self._sample, memory=self._tracker.peak())
+            self._tracker, self._allocated = None, self._allocator_peak()
         elif step >= self._sampling.warmup:
             self._timings.append(timing)
             self._spans.append(tuple(self._current))
+            self._allocated = self._allocator_peak()
 
     @contextmanager
     def section(self, name: LineName) -> Iterator[None]:
         """Times the input or the optimizer section of the current step."""
         if name is LineName.OPTIMIZER and self._tracker is not None:
             self._tracker.mark_owned()
+        self._finish_device()
         start = time.perf_counter()
         yield
         self._finish_device()
@@ -152,7 +160,12 @@ class Profiler:
     def sample(self) -> RankSample:
         """What this rank has seen until now."""
         spans = tuple(span for step in self._spans for span in step)
-        return replace(self._sample, timings=tuple(self._timings), spans=spans)
+        memory = self._sample.memory
+        if memory is not None and self._allocated is not None:
+            memory = of_allocator(memory, self._allocated)
+        if memory is not None and self._design.job.compile is not Switch.OFF:
+            memory = replace(memory, note=f"{memory.note}; {AS_WRITTEN_NOTE}")
+        return replace(self._sample, timings=tuple(self._timings), spans=spans, memory=memory)
 
     def report(self, predicted: Report) -> Report | None:
         """The measured Report on rank 0, None on the others; every rank must call it, at the same point.
@@ -174,14 +187,13 @@ class Profiler:
     def _instruments(self, step: int, stack: ExitStack) -> tuple[CollectiveTimer | None, RecomputeClock | None]:
         if not self.instrumented(step):
             return None, None
+        stack.enter_context(as_written())
         if step == self._sampling.collectives_step:
             synchronize: Any = torch.cuda.synchronize if self._device.type == "cuda" else None
             clock = stack.enter_context(RecomputeClock(self._parts).watching())
             timer = CollectiveTimer(self._design.plan, synchronize=synchronize)
             return stack.enter_context(timer.watching()), clock
         plan = self._design.plan
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
         freed = all(group.sharding is Sharding.PARAMETERS for group in plan.groups)
         tracker = MemoryTracker(
             parts=self._parts,
@@ -201,14 +213,9 @@ class Profiler:
             recompute_seconds=recompute,
         )
 
-    def _memory_peak(self, peak: MemoryPeak) -> MemoryPeak:
-        """On an accelerator the allocator's own peak is the total; what the tracker did not see is buffers."""
-        if self._device.type != "cuda":
-            return peak
-        unseen = torch.cuda.max_memory_allocated(self._device) - peak.total
-        parts = dict(peak.parts)
-        parts[MemoryPart.BUFFERS] = parts.get(MemoryPart.BUFFERS, 0.0) + unseen
-        return replace(peak, parts=parts, note="the allocator's peak; what no operator returned is under buffers")
+    def _allocator_peak(self) -> float | None:
+        """Most bytes of the allocator in the newest step, on an accelerator."""
+        return float(torch.cuda.max_memory_allocated(self._device)) if self._device.type == "cuda" else None
 
     def _finish_device(self) -> None:
         if self._device.type == "cuda":
