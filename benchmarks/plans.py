@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -41,12 +42,19 @@ class Measured:
 
 
 def run(design: Design, *, folder: Path, steps: int) -> Measured:
-    """Trains `steps` steps on the plan in a process of its own; raises CalledProcessError when the run fails."""
+    """Trains `steps` steps on the plan in a process of its own, whose checkpoints are not kept.
+
+    Raises CalledProcessError when the run fails, with the end of what it said.
+    """
     folder.mkdir(parents=True)
     (folder / "plan.json").write_text(design.to_json())
     command = [COMMAND, "train", str(folder / "plan.json"), "--run", str(folder / "run"), "--steps", str(steps)]
-    with (folder / "log.txt").open("w") as log:
-        subprocess.run(command, check=True, stdout=log, stderr=log)
+    log = folder / "log.txt"
+    with log.open("w") as written:
+        ended = subprocess.run(command, check=False, stdout=written, stderr=written)
+    shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
+    if ended.returncode:
+        raise subprocess.CalledProcessError(ended.returncode, command, output=log.read_text()[-2000:])
     predicted = read_report(folder / "run" / "predicted.json")
     measured = read_report(folder / "run" / "measured.json")
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -6,6 +6,8 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +39,7 @@ def machine() -> dict[str, Any]:
     for package in ("meshwright", "torch", "numpy"):
         versions[package] = importlib.metadata.version(package)
     return {
+        "accelerators": accelerators(),
         "processor": model,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -45,6 +48,14 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def accelerators() -> list[str]:
+    """Those of NVIDIA that are here, with the versions of their driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    return subprocess.run(asked, check=False, capture_output=True, text=True).stdout.splitlines()
 
 
 def finish(name: str, rows: Sequence[Row], raw: Any) -> None:

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def designs(options: argparse.Namespace) -> dict[str, Design]:
         job,
         data=replace(job.data, document_mask=False),
         evaluation=replace(job.evaluation, every_steps=0, tokens=job.batch_tokens),
+        checkpoint=replace(job.checkpoint, keep=1),
     )
     found = {}
     for name, (precision, compiled) in KINDS.items():
@@ -72,20 +73,28 @@ def fastest_microbatch(design: Design, *, device: str) -> int:
 
 
 def in_turn(
-    found: dict[str, Design], *, device: str, folder: Path
-) -> tuple[dict[str, list[plans.Measured]], list[float]]:
-    """Every design and the plain loop, ROUNDS times one after another."""
+    found: dict[str, Design], *, device: str, folder: Path, turns: int
+) -> Iterator[tuple[dict[str, list[plans.Measured]], list[float]]]:
+    """After every turn of all designs and the plain loop, one after another: what was measured till then. A design
+    whose run fails is told and left out from then on."""
     size = fastest_microbatch(found[YARDSTICK], device=device)
     ours: dict[str, list[plans.Measured]] = {name: [] for name in found}
-    theirs = []
-    for turn in range(ROUNDS):
-        for name, design in found.items():
-            ours[name].append(plans.run(design, folder=folder / f"{turn}-{name.replace(' ', '-')}", steps=STEPS))
-            print(f"{name}: {1e3 * step_seconds([ours[name][-1]]):.1f} ms", flush=True)
+    theirs: list[float] = []
+    failed: set[str] = set()
+    for turn in range(turns):
+        for name in (name for name in found if name not in failed):
+            try:
+                run = plans.run(found[name], folder=folder / f"{turn}-{name.replace(' ', '-')}", steps=STEPS)
+            except subprocess.CalledProcessError as error:
+                failed.add(name)
+                print(f"{name}: failed: {error.output}", flush=True)
+                continue
+            ours[name].append(run)
+            print(f"{name}: {1e3 * step_seconds([run]):.1f} ms", flush=True)
         taken = yardstick.plain(found[YARDSTICK], microbatch=size, steps=STEPS, device=device, compiled=True)
         theirs.append(taken.step_seconds)
         print(f"plain: {1e3 * theirs[-1]:.1f} ms", flush=True)
-    return ours, theirs
+        yield {name: runs for name, runs in ours.items() if runs}, theirs
 
 
 def step_seconds(runs: Sequence[plans.Measured]) -> float:
@@ -131,15 +140,18 @@ def main() -> None:
     parser.add_argument("--sequence-length", type=int, default=4096)
     parser.add_argument("--batch-tokens", type=int, default=64 * 1024)
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "bench-gpu")
+    parser.add_argument("--turns", type=int, default=ROUNDS)
     options = parser.parse_args()
     shutil.rmtree(options.folder, ignore_errors=True)
     subprocess.run([plans.COMMAND, "cluster", "measure", "--devices", "1"], check=True)
     found = designs(options)
-    ours, theirs = in_turn(found, device=options.device, folder=options.folder)
-    plain = statistics.median(theirs)
-    rows = [row for name, design in found.items() for row in rows_of(name, design, ours[name], plain=plain)]
-    raw = {"plain_seconds": theirs, "plans": {name: [asdict(run) for run in runs] for name, runs in ours.items()}}
-    record.finish("gpu" if options.device == "cuda" else "gpu-tried", rows, raw)
+    kept = "gpu" if options.device == "cuda" else "gpu-tried"
+    for ours, theirs in in_turn(found, device=options.device, folder=options.folder, turns=options.turns):
+        plain = statistics.median(theirs)
+        rows = [row for name, runs in ours.items() for row in rows_of(name, found[name], runs, plain=plain)]
+        raw = {"plain_seconds": theirs, "plans": {name: [asdict(run) for run in runs] for name, runs in ours.items()}}
+        record.keep(kept, rows, raw)
+    record.finish(kept, rows, raw)
 
 
 if __name__ == "__main__":

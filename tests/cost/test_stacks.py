@@ -12,10 +12,10 @@ from meshwright.catalog.devices import devices
 from meshwright.cost import SCHEDULES, PlanTable, evaluate, predict
 from meshwright.cost.evaluate import stage_rows, stage_seconds
 from meshwright.cost.operators import HEAD, block_work
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.software import SOFTWARE, software_of
 from meshwright.cost.work import LossKernel, Sizes
 from meshwright.spec.cluster import AttentionKernel, Precision
-from meshwright.spec.job import DataSpec, JobSpec
+from meshwright.spec.job import DataSpec, JobSpec, Switch
 from meshwright.spec.plan import ScheduleKind
 from meshwright.spec.report import LineName
 from tests.cost.cost_examples import design, even_layout, gpt, llama
@@ -23,9 +23,24 @@ from tests.cost.cost_examples import design, even_layout, gpt, llama
 WIDE = {"width": 4096, "hidden": 14336, "heads": 32, "layers": 4, "vocab": 32000}
 
 
-def seconds(model, *, cluster="8xH100", software="torch", precision=Precision.BF16, sequence=4096, microbatch=1):
+def seconds(
+    model,
+    *,
+    cluster="8xH100",
+    software="torch",
+    precision=Precision.BF16,
+    sequence=4096,
+    microbatch=1,
+    compiled=Switch.OFF,
+):
     machines = catalog.load_cluster(cluster)
-    job = JobSpec(sequence_length=sequence, software=software, precision=precision, data=DataSpec(document_mask=False))
+    job = JobSpec(
+        sequence_length=sequence,
+        software=software,
+        precision=precision,
+        compile=compiled,
+        data=DataSpec(document_mask=False),
+    )
     made = design(
         model,
         machines,
@@ -193,6 +208,31 @@ def test_a_loss_kernel_reads_logits_twice_and_its_metrics_read_them_again():
     # Each metric widens them and writes what a log-softmax gives.
     assert each(LossKernel(metrics=2)) == (2.0 + 2 * (6.0 + 8.0), 4.0)
     assert sum(each(None)) > sum(each(None, eager=False)) > sum(each(LossKernel()))
+
+
+def test_a_job_that_compiles_has_fused_element_wise_work_and_the_same_memory():
+    model = llama(**WIDE)
+    plain = seconds(model)
+    compiled = seconds(model, compiled=Switch.ON)
+    assert seconds(model, compiled=Switch.AUTO) == plain
+    for name in (LineName.FORWARD, LineName.BACKWARD):
+        assert 0.7 < compiled.step.find(name).seconds / plain.step.find(name).seconds < 0.95
+    assert compiled.step.find(LineName.OPTIMIZER) == plain.step.find(LineName.OPTIMIZER)
+    assert compiled.memory == plain.memory
+
+
+def test_the_loss_reads_logits_eight_bytes_compiled_and_forty_as_written():
+    one = np.ones(1)
+    sizes = Sizes(batch=one, sequence=8.0, tensor=one, split=one, itemsize=2.0 * one, fused_loss=True)
+    head = llama(**WIDE).head
+    found = []
+    for how in (
+        replace(sizes, eager=True),
+        replace(sizes, loss_kernel=software_of(JobSpec(sequence_length=8, compile=Switch.ON)).loss_kernel),
+    ):
+        (work,) = (part for part in block_work(head, how) if part.name == HEAD)
+        found.append(float(work.traffic[0] + work.backward_traffic[0]) / (8 * head.vocab))
+    assert found == [40.0, 8.0]
 
 
 def test_element_wise_work_reaches_less_of_newer_memories():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from unittest import mock
 
@@ -133,6 +134,58 @@ def test_the_last_layers_activations_come_back_while_later_ones_are_used() -> No
     after.unpack(two)
     with mock.patch.object(copies, "to_device", side_effect=AssertionError("it was fetched before")):
         torch.testing.assert_close(before.unpack(one), torch.ones(3))
+
+
+def test_a_host_is_held_to_the_pace_of_its_copies() -> None:
+    """Forward begins no layer, and backward fetches none, while what went before still takes the device's memory."""
+    said: list[str] = []
+
+    class Paced(Copies):
+        def pace(self) -> None:
+            said.append("pace")
+
+        def settle(self) -> None:
+            said.append("settle")
+
+        def to_device(self, x: Tensor) -> Tensor:
+            said.append("fetch")
+            return super().to_device(x)
+
+    entry = away(design(TINY, Layout(batch=2, microbatch=2)), Offload.ACTIVATIONS)
+    with mock.patch.object(apply, "Copies", lambda device: Paced(device, always=True)), _all_sizes():
+        laid = lay(entry, build_mesh(entry.plan, device_type="cpu"), device="cpu", seed=0)
+        laid.step(*offload_cases.tokens(entry))
+    layers = len(TINY.layers)
+    assert [name for name, _ in groupby(said)] == ["pace", "fetch"] + ["settle", "fetch"] * (layers - 1)
+    assert said.count("pace") == layers
+    assert said.count("settle") == layers - 1
+
+
+@pytest.mark.parametrize("layers", [1, 2, 5])
+def test_a_layer_begins_when_copies_of_the_layer_before_the_last_are_there(layers: int) -> None:
+    said: list[str] = []
+
+    class Event:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def synchronize(self) -> None:
+            said.append(f"{self.number} is there")
+
+    class Out:
+        begun = 0
+
+        def record_event(self) -> Event:
+            said.append(f"begin {self.begun}")
+            self.begun += 1
+            return Event(self.begun - 2)  # of the layer before this one
+
+    copies = Copies(torch.device("cpu"), always=True)
+    copies._out = Out()
+    for _ in range(layers):
+        copies.pace()
+    expected = [["begin 0"], *([f"begin {layer}", f"{layer - 2} is there"] for layer in range(1, layers))]
+    assert said == [word for words in expected for word in words]
 
 
 def test_masters_are_copied_once() -> None:

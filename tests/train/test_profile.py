@@ -111,6 +111,30 @@ def test_collectives_come_out_of_the_spans_they_ran_in() -> None:
     assert "above the mean" in " ".join(report.notes)
 
 
+def test_parts_whose_medians_are_more_than_the_median_step_leave_nothing_below_zero() -> None:
+    """Of three steps of 1 s each part is long in two, and never all of them."""
+    long = ((0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5))
+    sample = RankSample(
+        rank=0,
+        timings=tuple(
+            StepTiming(step=step, start=10.0 * step, seconds=1.0, optimizer_seconds=last)
+            for step, (_, _, last) in enumerate(long)
+        ),
+        spans=tuple(
+            span(name, 10.0 * step + start, seconds, step=step)
+            for step, (first, second, _) in enumerate(long)
+            for name, start, seconds in ((LineName.FORWARD, 0.0, first), (LineName.BACKWARD, 0.5, second))
+        ),
+    )
+    report = measured_report(plan=plan(AxisName.SHARD), predicted=PREDICTED, ranks=[sample])
+    found = seconds(report)
+    assert report.step_seconds == pytest.approx(1.0)
+    assert [found[name] for name in (LineName.FORWARD, LineName.BACKWARD, LineName.OPTIMIZER)] == pytest.approx(
+        [1 / 3] * 3
+    )
+    assert found[LineName.OTHER] == pytest.approx(0.0, abs=1e-12)
+
+
 def test_an_instrumented_step_that_was_slower_scales_its_waits() -> None:
     slowed = data_rank(0, forward=0.2)
     slowed = replace(slowed, sampled=StepTiming(step=9, start=90.0, seconds=2.0))

@@ -21,7 +21,7 @@ from meshwright.cost.orthogonal import orthogonal_flops, orthogonal_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.parameters import grid_parameters, local_parameters, owned_of, trained_of
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
-from meshwright.cost.software import software
+from meshwright.cost.software import software_of
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import summed_elements
@@ -229,7 +229,7 @@ def _pipe(
 def _optimized(
     table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray], model: ModelSpec, job: JobSpec
 ) -> Optimized:
-    one_kernel = software(job.software).steps_narrow
+    one_kernel = software_of(job).steps_narrow
     return Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer, one_kernel=one_kernel)
 
 
@@ -288,7 +288,7 @@ def _once(
         }
         for name, values in found.items():
             worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))
-    tied = tied_seconds(table, machines, model=model, software=software(job.software))
+    tied = tied_seconds(table, machines, model=model, software=software_of(job))
     return _Once(tied=tied, **worst)
 
 

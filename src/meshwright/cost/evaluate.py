@@ -20,7 +20,7 @@ from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.rounds import outer, with_rounds
 from meshwright.cost.simulate import StageRows, StageSeconds
-from meshwright.cost.software import Software, software
+from meshwright.cost.software import Software, software_of
 from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.transfers import between_ranks
 from meshwright.cost.work import FloatArray
@@ -76,7 +76,7 @@ def _machines(table: PlanTable, arrays: LayoutArrays, *, cluster: ClusterSpec, j
     """The prices of every row by node group, of the groups that some row uses."""
     rank, valid = arrays.rank[table.layout], arrays.valid[table.layout]
     used = (covers(table, rank, cluster=cluster) & valid[..., None]).any(axis=(0, 1))
-    features = software(job.software)
+    features = software_of(job)
     return {
         index: machine(cluster.groups[index], table, arrays.kinds, cluster=cluster, job=job, software=features)
         for index in np.flatnonzero(used).tolist()
@@ -143,7 +143,7 @@ def _evaluate(
     path: Path | None,
     known: Mapping[int, Machine],
 ) -> Costs:
-    features = software(job.software)
+    features = software_of(job)
     chosen = {
         name: getattr(arrays, name).take(table.layout, axis=0)
         for name in ("total", "first", "last", "first_upto", "last_upto")
@@ -200,7 +200,7 @@ def _ways(
 
     Ranks that wait for it have no way to go besides.
     """
-    features, reach, busy = software(job.software), np.zeros(rank.shape), np.zeros(len(table))
+    features, reach, busy = software_of(job), np.zeros(rank.shape), np.zeros(len(table))
     for index in used:
         group = cluster.groups[index]
         way, carried = between_ranks(table, rank, group=group, cluster=cluster, model=model, job=job, software=features)
@@ -310,7 +310,7 @@ def stage_rows(
     `known` are the `pass_seconds` of machines by node group, of blocks of `kinds`.
     """
     table = _effective(table).with_used_layouts()
-    features = software(job.software)
+    features = software_of(job)
     alone = [replace(layout, ranks=tuple(range(layout.num_stages))) for layout in table.layouts]
     arrays = count(alone, model=model, every_rank=True)
     column = [*(kinds.index(kind) for kind in arrays.kinds), -1] if known else slice(None)

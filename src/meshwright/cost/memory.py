@@ -31,7 +31,7 @@ from meshwright.cost.parameters import (
 )
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
-from meshwright.cost.software import software
+from meshwright.cost.software import software_of
 from meshwright.cost.stage_order import in_turns, turns
 from meshwright.cost.states import (
     ZERO1,
@@ -75,7 +75,7 @@ def memory(
 ) -> Peak:
     """Bytes on every rank shown at the rank's own peak. At the `least` it is not known which moment is the peak, and
     that of most plans is taken."""
-    features, device = software(job.software), group.device
+    features, device = software_of(job), group.device
     changed = trained_of(blocks, kinds=arrays.kinds)
     extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)

@@ -315,9 +315,8 @@ def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
     """Bytes per logit forward and backward: of one kernel each, of every operator where eager, else of a few passes."""
     e = sizes.itemsize
     if sizes.loss_kernel is not None:
-        return (3.0 if sizes.loss_kernel.early else 1.0) * e + sizes.loss_kernel.metrics * (
-            sizes.casts + 2.0 * sizes.wide
-        ), 2.0 * e
+        read = 3.0 if sizes.loss_kernel.early else 2.0 if sizes.loss_kernel.tops else 1.0
+        return read * e + sizes.loss_kernel.metrics * (sizes.casts + 2.0 * sizes.wide), 2.0 * e
     if not sizes.eager:
         return 2.0 * e + 16.0, 2.0 * e + 12.0
     if sizes.fused_loss:

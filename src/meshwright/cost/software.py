@@ -16,6 +16,7 @@ from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.work import FloatArray, LossKernel
 from meshwright.spec.cluster import AttentionKernel, DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.job import JobSpec, Switch
 
 # The longest sequence that nn attends in fp32 on processors (nn/attention.py says why).
 WIDE_ATTENTION_LENGTH = 512
@@ -377,6 +378,17 @@ def software(name: str) -> Software:
         fix = f"leave them out; names that take some begin with {', '.join(_WITH_MODULES)}"
         raise ConfigError(Problem(what=what, where="job.software", fix=fix))
     return _repeating(found, modules)
+
+
+def software_of(job: JobSpec) -> Software:
+    """The software of `job`, as it runs where the job compiles it: element-wise work is fused, and a loss of its own
+    kernels reads logits once for the largest, once for their exponentials, and once to write their gradients over them.
+    """
+    found = software(job.software)
+    if job.compile is not Switch.ON:
+        return found
+    kernel = LossKernel(tops=True) if found.fused_loss and found.loss_kernel is None else found.loss_kernel
+    return replace(found, compiled=True, loss_kernel=kernel)
 
 
 @cache

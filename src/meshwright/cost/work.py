@@ -18,11 +18,12 @@ class LossKernel:
 
     `metrics` times more the loss is worked out in fp32, operator by operator and without gradients, to be reported.
     `early`: gradients are written with the loss, after a pass of their own over the logits, and scaled in backward
-    (Transformer Engine's cross_entropy.py).
+    (Transformer Engine's cross_entropy.py). `tops`: a pass of its own finds the largest logit of each token before.
     """
 
     metrics: int = 0
     early: bool = False
+    tops: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

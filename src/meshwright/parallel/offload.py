@@ -7,6 +7,7 @@ works (Capuchin, 2002.09398, swaps so). On an accelerator copies run on streams 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import ref
@@ -33,6 +34,7 @@ class Copies:
         self.device, self.needed = device, always or device.type != "cpu"
         self._out = torch.cuda.Stream(device) if self._cuda else None
         self._back = torch.cuda.Stream(device) if self._cuda else None
+        self._begun: deque[torch.cuda.Event] = deque()
 
     def to_host(self, x: Tensor, *, into: Tensor | None = None) -> Tensor:
         """A copy in the host's memory, there when `wait` returns, `into` a tensor that is there where one is given; x
@@ -61,6 +63,19 @@ class Copies:
         """The device's later work comes after every copy to it."""
         if self._back is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._back)
+
+    def pace(self) -> None:
+        """The host begins another layer when copies of the layer before the last are there, and what they free is free:
+        a host that runs ahead of its device would find all of it taken."""
+        if self._out is not None:
+            self._begun.append(self._out.record_event())
+            if len(self._begun) > 1:
+                self._begun.popleft().synchronize()
+
+    def settle(self) -> None:
+        """The device has done all that it was asked, and what that read is free."""
+        if self._back is not None:
+            torch.cuda.current_stream(self.device).synchronize()
 
     def wait(self) -> None:
         """Every copy to the host is there."""
@@ -101,6 +116,7 @@ class Passage:
             self.fetch()
         self._copies.ready()
         if self.before is not None:
+            self._copies.settle()
             self.before.fetch()
             self.before = None
         return self._fetched[kept.key].as_strided(kept.shape, kept.stride, kept.offset)
@@ -135,6 +151,7 @@ class Away:
         call = (x, context) if self._around is None else (body, x, context)
         if not torch.is_grad_enabled():
             return inner(*call)
+        self._copies.pace()
         before = None if self._first else self._chain[0]
         passage = Passage(self._copies, None if before is None else before())
         self._chain[0] = ref(passage)

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright import cost, search
 from meshwright.cost.fixed_buffers import workspace_bytes
-from meshwright.cost.software import software
+from meshwright.cost.software import software_of
 from meshwright.cost.traffic_rounds import steps_between
 from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content
@@ -158,7 +158,7 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
         origin=Origin.COUNTED, lines=tuple(lines),
     )  # fmt: skip
     told = {stage.rank: stage for stage in predicted.memory}
-    workspace = workspace_bytes(design.cluster.groups[0].device, software=software(design.job.software))
+    workspace = workspace_bytes(design.cluster.groups[0].device, software=software_of(design.job))
     memory = tuple(_stage(count, told[count.rank], workspace=workspace) for count in ranks)
     return replace(
         predicted,

@@ -20,7 +20,7 @@ from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
-from meshwright.cost.software import software
+from meshwright.cost.software import software_of
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.cost.transfers import between_ranks, times_crossed
@@ -138,7 +138,7 @@ class Bounds:
                 contention=self._least.contention[group.name],
                 group=group,
                 cluster=self._cluster,
-                software=software(self._job.software),
+                software=software_of(self._job),
             )
             for group in self._cluster.groups
         ]
@@ -157,7 +157,7 @@ class Bounds:
         times = times_crossed(table.schedule, microbatches=microbatches, chunks=chunks)
         once = np.where((table.pipeline > 1) & (table.chunks == 1), forward @ self._number, 0.0)
         carried = self._carried(table, times) + once
-        if software(self._job.software).waits_for_transfers:
+        if software_of(self._job).waits_for_transfers:
             return carried
         if table.layouts != self._shown:
             self._every, self._shown = count(table.layouts, model=self._model, every_rank=True), table.layouts
@@ -184,7 +184,7 @@ class Bounds:
                 cluster=self._cluster,
                 model=self._model,
                 job=self._job,
-                software=software(self._job.software),
+                software=software_of(self._job),
             )
             for group in self._cluster.groups
         ]

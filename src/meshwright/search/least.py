@@ -15,7 +15,7 @@ from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.machine import Blocks, price_blocks
 from meshwright.cost.overlap import Contention
-from meshwright.cost.software import software
+from meshwright.cost.software import software_of
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SHARDINGS
 from meshwright.search.rules import divisors
 from meshwright.search.space import Space
@@ -170,7 +170,7 @@ class Least:
             "sharding": sharded * SHARDINGS.index(Sharding.PARAMETERS),
         }
         table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),)).of_job(self._job)
-        features, found = software(self._job.software), []
+        features, found = software_of(self._job), []
         features = replace(features, dense_masks=False) if cut else features
         for group in self._cluster.groups:
             priced = price_blocks(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)

@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.cost.compute import part_seconds, rates, with_host
 from meshwright.cost.operators import block_work
 from meshwright.cost.sizes import operator_sizes
-from meshwright.cost.software import software
+from meshwright.cost.software import software_of
 from meshwright.cost.table import PRECISIONS
 from meshwright.search.balance import Balancer
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Precision
@@ -43,7 +43,7 @@ def block_seconds(
 ) -> tuple[float, ...]:
     """Seconds of every block, forward and backward, for one microbatch on one idle device and its tensor group."""
     index = np.array([PRECISIONS.index(precision)])
-    features = software(job.software)
+    features = software_of(job)
     in_turn = features.host_in_turn(device.kind)
     figures = rates(device, precision=index, length=job.sequence_length, software=features)
     ranks = np.array([float(tensor)])

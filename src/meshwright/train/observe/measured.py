@@ -75,6 +75,10 @@ def _rank_lines(sample: RankSample, *, idle: Mapping[str, float] | None) -> _Ran
     met = spans.get(LineName.OUTER, 0.0)
     outside = {span.step: span.seconds for span in sample.spans if span.name == LineName.OUTER}
     step = median(timing.seconds - outside.get(timing.step, 0.0) for timing in sample.timings) + met
+    total = sum(spans.values())
+    if total > step:
+        # Medians of parts may each be of another step.
+        spans = {name: seconds * step / total for name, seconds in spans.items()}
     waits, scale = _waits_by_place(sample, step)
     seconds: dict[str, float] = defaultdict(float)
     for name, total in spans.items():
