@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.catalog.devices import devices
 from meshwright.cost.compute import part_seconds, rates
 from meshwright.cost.products import product_seconds
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS
 from meshwright.cost.work import PartWork
 from meshwright.spec.cluster import DeviceSpec, Precision

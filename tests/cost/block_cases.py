@@ -11,7 +11,7 @@ from meshwright.cost.block_bytes import BlockBytes, block_bytes
 from meshwright.cost.layouts import Kind
 from meshwright.cost.operators import block_work
 from meshwright.cost.sizes import operator_sizes
-from meshwright.cost.software import software
+from meshwright.cost.stacks import software
 from meshwright.cost.table import PRECISIONS, RECOMPUTES, Layout, PlanTable
 from meshwright.cost.work import PartWork, Sizes
 from meshwright.spec.cluster import DeviceKind, Precision

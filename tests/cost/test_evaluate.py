@@ -11,7 +11,7 @@ from meshwright.cost import PRECISIONS, SCHEDULES, SHARDINGS, Layout, PlanTable,
 from meshwright.cost.layouts import count
 from meshwright.cost.machine import machine
 from meshwright.cost.parameters import local_parameters
-from meshwright.cost.software import software
+from meshwright.cost.stacks import software
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec

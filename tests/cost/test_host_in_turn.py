@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.cost.software import SOFTWARE, software
+from meshwright.cost.stacks import SOFTWARE, software
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.report import LineName

@@ -11,7 +11,7 @@ import pytest
 from meshwright.cost.expert_handling import ExpertHandling
 from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import block_work
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.work import PartWork, Product, Sizes
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.model import Activation, Layer, Mixture, Norm

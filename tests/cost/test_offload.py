@@ -9,7 +9,7 @@ from meshwright import catalog
 from meshwright.cost import PlanTable, evaluate
 from meshwright.cost.links import lay_links
 from meshwright.cost.offload import carried, host_rate
-from meshwright.cost.software import software
+from meshwright.cost.stacks import software
 from meshwright.cost.table import OFFLOADS, SHARDINGS
 from meshwright.spec.cluster import Link
 from meshwright.spec.errors import ConfigError

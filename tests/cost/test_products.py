@@ -16,7 +16,7 @@ from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import ATTENTION, HEAD, block_work
 from meshwright.cost.products import product_seconds
 from meshwright.cost.recurrence_work import RECURRENCE
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS
 from meshwright.cost.work import Sizes
 from meshwright.search import RULES, Scope

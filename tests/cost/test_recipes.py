@@ -14,7 +14,8 @@ from meshwright.cost.expert_handling import ExpertHandling
 from meshwright.cost.met import Routed, met
 from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import ATTENTION, HEAD, block_work
-from meshwright.cost.software import SOFTWARE, Software
+from meshwright.cost.software import Software
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS
 from meshwright.cost.work import LossKernel, PartWork, Sizes
 from meshwright.spec.cluster import Precision

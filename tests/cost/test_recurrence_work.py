@@ -10,7 +10,7 @@ from meshwright.cost.compute import part_seconds, rates
 from meshwright.cost.operators import block_work
 from meshwright.cost.recurrence_work import RECURRENCE, backward_kernels, forward_kernels
 from meshwright.cost.scan_seconds import scan_seconds
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS
 from meshwright.cost.work import Kernel, Scan, Sizes
 from meshwright.spec.cluster import Precision

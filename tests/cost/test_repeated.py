@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost import PlanTable, evaluate
 from meshwright.cost.repeated import MODULES
-from meshwright.cost.software import SOFTWARE, software
+from meshwright.cost.stacks import SOFTWARE, software
 from meshwright.cost.table import PRECISIONS, RECOMPUTES, SHARDINGS
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError

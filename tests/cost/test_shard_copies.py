@@ -8,7 +8,7 @@ import pytest
 
 from meshwright.cost import SHARDINGS, PlanTable, evaluate
 from meshwright.cost.shard_copies import ShardCopies, copy_seconds
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.plan import Sharding
 from meshwright.spec.report import LineName

@@ -10,7 +10,7 @@ import pytest
 from meshwright.cost import Costs, PlanTable, evaluate
 from meshwright.cost.kept import kept_eager
 from meshwright.cost.operators import HEAD, block_work
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS, RECOMPUTES
 from meshwright.cost.work import Sizes
 from meshwright.spec.cluster import Precision

@@ -12,7 +12,7 @@ from meshwright.catalog.devices import devices
 from meshwright.cost import SCHEDULES, PlanTable, evaluate, predict
 from meshwright.cost.evaluate import stage_rows, stage_seconds
 from meshwright.cost.operators import HEAD, block_work
-from meshwright.cost.software import SOFTWARE, software_of
+from meshwright.cost.stacks import SOFTWARE, software_of
 from meshwright.cost.work import LossKernel, Sizes
 from meshwright.spec.cluster import AttentionKernel, Precision
 from meshwright.spec.job import DataSpec, JobSpec, Switch

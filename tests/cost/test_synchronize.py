@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cost import SCHEDULES, SHARDINGS, PlanTable, evaluate
 from meshwright.cost.kinds import accumulation_seconds
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.synchronize import turns
 from meshwright.spec.plan import ScheduleKind, Sharding
 from meshwright.spec.report import LineName

@@ -14,7 +14,7 @@ import meshwright
 from meshwright import catalog, search
 from meshwright.cli import main
 from meshwright.cost import PlanTable
-from meshwright.cost.software import SOFTWARE
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.export import NotExpressible, Peer, Verdict, export, holder, meaning, read
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import Explorer

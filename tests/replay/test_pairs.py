@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from meshwright.cost.software import SOFTWARE, software
+from meshwright.cost.stacks import SOFTWARE, software
 from meshwright.replay.express import express
 from meshwright.replay.pairs import Told, order
 from tests.replay.test_validate import row

@@ -9,7 +9,7 @@ import pytest
 from meshwright import cost
 from meshwright.catalog import load_cluster
 from meshwright.cost.fixed_buffers import workspace_bytes
-from meshwright.cost.software import software
+from meshwright.cost.stacks import software
 from meshwright.run.dry.count import RankCount
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import (

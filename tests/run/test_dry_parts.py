@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshwright import cost
 from meshwright.cost.fixed_buffers import workspace_bytes
-from meshwright.cost.software import software
+from meshwright.cost.stacks import software
 from meshwright.spec.cluster import Precision
 from meshwright.spec.plan import ExpertGrid, Sharding
 from meshwright.spec.report import MemoryPart

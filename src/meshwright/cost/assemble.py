@@ -21,7 +21,7 @@ from meshwright.cost.orthogonal import orthogonal_flops, orthogonal_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.parameters import grid_parameters, local_parameters, owned_of, trained_of
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
-from meshwright.cost.software import software_of
+from meshwright.cost.stacks import software_of
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import summed_elements

@@ -20,7 +20,8 @@ from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.rounds import outer, with_rounds
 from meshwright.cost.simulate import StageRows, StageSeconds
-from meshwright.cost.software import Software, software_of
+from meshwright.cost.software import Software
+from meshwright.cost.stacks import software_of
 from meshwright.cost.table import IntArray, PlanTable
 from meshwright.cost.transfers import between_ranks
 from meshwright.cost.work import FloatArray

@@ -31,7 +31,7 @@ from meshwright.cost.parameters import (
 )
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
-from meshwright.cost.software import software_of
+from meshwright.cost.stacks import software_of
 from meshwright.cost.stage_order import in_turns, turns
 from meshwright.cost.states import (
     ZERO1,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from meshwright.cost.software import BLOCKING
+from meshwright.cost.stacks import BLOCKING
 from meshwright.replay import words
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright import cost, search
 from meshwright.cost.fixed_buffers import workspace_bytes
-from meshwright.cost.software import software_of
+from meshwright.cost.stacks import software_of
 from meshwright.cost.traffic_rounds import steps_between
 from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content

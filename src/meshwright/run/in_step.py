@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.cost.compute import part_seconds, rates
 from meshwright.cost.operators import block_work
 from meshwright.cost.sizes import operator_sizes
-from meshwright.cost.software import software
+from meshwright.cost.stacks import software
 from meshwright.cost.table import PRECISIONS
 from meshwright.run.measure_layers import SEQUENCE, LayerTimes, layered_model
 from meshwright.spec.cluster import DeviceSpec

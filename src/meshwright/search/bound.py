@@ -20,7 +20,7 @@ from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
-from meshwright.cost.software import software_of
+from meshwright.cost.stacks import software_of
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
 from meshwright.cost.transfers import between_ranks, times_crossed

@@ -15,7 +15,7 @@ from meshwright.cost.kinds import accumulation_seconds
 from meshwright.cost.layouts import Kind
 from meshwright.cost.machine import Blocks, price_blocks
 from meshwright.cost.overlap import Contention
-from meshwright.cost.software import software_of
+from meshwright.cost.stacks import software_of
 from meshwright.cost.table import OFFLOADS, RECOMPUTES, SHARDINGS
 from meshwright.search.rules import divisors
 from meshwright.search.space import Space

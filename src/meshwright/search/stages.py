@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.cost.compute import part_seconds, rates, with_host
 from meshwright.cost.operators import block_work
 from meshwright.cost.sizes import operator_sizes
-from meshwright.cost.software import software_of
+from meshwright.cost.stacks import software_of
 from meshwright.cost.table import PRECISIONS
 from meshwright.search.balance import Balancer
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Precision

@@ -1,0 +1,266 @@
+"""Stacks of software by name, and what sets each apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from meshwright.cost.expert_handling import ExpertHandling
+from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT
+from meshwright.cost.shard_copies import ShardCopies
+from meshwright.cost.software import Software
+from meshwright.cost.work import LossKernel
+from meshwright.spec.cluster import AttentionKernel
+from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.job import JobSpec, Switch
+
+
+def _mixture_seconds(milliseconds: float) -> float:
+    """Host seconds of what takes so many milliseconds in a profile of Qwen3 30B on H100: a mixture 4.77, its router
+    and what comes before tokens are sent 1.72 of it, and attention 1.79 (the least of each range of host time in
+    yanring/Megatron-MoE-ModelZoo, issue 7). Attention has 20 of the 26 kernels of a dense layer, which takes 1 ms."""
+    return milliseconds / 1.79 * 20 / 26 * 1e-3
+
+
+def _sending(settings: Mapping[str, Any], *, once: bool = False, hides: bool = False) -> Software:
+    """Software of these settings whose tokens cross to a node `once`, and travel beside other work where it `hides`."""
+    plain = Software(**settings)
+    return replace(plain, hides_experts=hides, experts=replace(plain.experts, dispatches_once=once))
+
+
+_MEGATRON: Mapping[str, Any] = {
+    "shard_copies": ShardCopies.NONE,
+    "waits_for_transfers": True,
+    "waits_in_loops": True,
+    "overlap": False,
+    "fused_accumulation": True,
+    "scatters_transfers": True,
+    "dense_masks": False,
+    "casts_each_pass": False,
+    "eager": False,
+    "expert_streams": 4,  # Transformer Engine's grouped linear
+    "expert_seconds": 8.7e-6,  # an expert of 154 rows takes as long as one of 308 (SimuMax's table of B200)
+    "experts": ExpertHandling(biases_apart=True, pads=True, clamps_apart=True),
+    "tokens_first": True,
+    "keeps_copies": True,
+    "fused_loss": False,
+    "stops_early": False,  # a checkpoint of its own, whose backward is that of the whole layer run again
+    "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
+    "mixture_seconds": _mixture_seconds(4.77) - 6 / 26 * 1e-3,
+}
+# All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
+# and 68 us longer than those that newer versions of the library take there.
+_OLD_NCCL: Mapping[str, Any] = {"collective_seconds": 20e-6, "step_seconds": 3.4e-6}
+_UNFUSED: Mapping[str, Any] = {
+    "fused_attention": False,
+    "dropout": True,
+    "adds_biases": True,
+    "softmax_heads": 4,
+    **_OLD_NCCL,
+    **_MEGATRON,
+    "fused_accumulation": False,
+}
+# Megatron v1.1.5 has its fused softmax, biases and dropout switched off by default, and so have the scripts of its 3D
+# pipelines (microsoft/DeepSpeedExamples); gradients are those of fp16 parameters.
+_PIPES: Mapping[str, Any] = {**_UNFUSED, "keeps_logits": True}
+_FIRST_PIPES: Mapping[str, Any] = {
+    **_PIPES,
+    "plain_softmax": True,
+    "softmax_heads": 0,
+    "adds_narrow": True,
+    "eager": True,
+}
+_SCALING: Mapping[str, Any] = {
+    **_MEGATRON,
+    "eager": True,
+    "adds_narrow": True,
+    "reduces_whole": True,
+    "whole_logits": True,
+}
+_CORE: Mapping[str, Any] = {
+    **_MEGATRON,
+    "hides_gradients": True,
+    "regathers": True,
+    "waits_in_loops": False,
+    "overlap": True,
+    "fused_loss": True,
+    "placeholders": True,
+    "sums_biases": False,
+}
+_TITAN: Mapping[str, Any] = {
+    "attention_kernel": AttentionKernel.FLASH_2,
+    "fused_loss": False,
+    "selects_operators": True,
+}
+_COMPILED: Mapping[str, Mapping[str, Any]] = {
+    "": {"plain_norms": True},
+    "-compiled": {"compiled": True},
+    "-async": {"compiled": True, "pieces": True},
+}
+# its recipes of eight bits keep parameters so (fp8_param_gather in recipes/precision/mixed_precision.py)
+_NEMO: Mapping[str, Any] = {**_CORE, "pieces": True, "narrow_parameters": True}
+# its recipes ask for Transformer Engine's loss (cross_entropy_fusion_impl in scripts/performance/utils/overrides.py)
+_BRIDGE: Mapping[str, Any] = {**_NEMO, "loss_kernel": LossKernel(early=True)}
+_XLA: Mapping[str, Any] = {
+    "shard_copies": ShardCopies.NONE,
+    "eager": False,
+    "composite_norms": False,
+    "fused_accumulation": True,
+    "fused_loss": False,
+    "dense_masks": False,
+    "sums_biases": False,
+    "repeats": PRODUCTS_KEPT,
+    "experts": ExpertHandling(masks=True),  # generate_masks in MaxText's layers/moe.py
+}
+# Windowed einsum is on for TPUs (DISABLE_COLLECTIVE_MATMUL in MaxText's benchmarks/xla_flags_library.py). A loss in
+# fp32 over bf16 logits, compiled for v6e, has two bytes a logit: their gradient is written over them (docs/lab.md).
+_XLA_TPU: Mapping[str, Any] = {
+    **_XLA,
+    "pieces": True,
+    "fused_loss": True,
+    "experts": ExpertHandling(masks=True, block=512),
+}
+_REMAT: Mapping[str, Mapping[str, Any]] = {"": {}, "-keeps-attention": {"repeats": ATTENTION_KEPT}}
+_EXPERTS: Mapping[str, Mapping[str, bool]] = {
+    "": {},
+    "-deepep": {"once": True},
+    "-overlap": {"hides": True},
+    "-deepep-overlap": {"once": True, "hides": True},
+}
+# What is captured: of a layer the router and what comes before tokens are sent, and attention too; or the whole step.
+# Then hosts start nothing, and tokens are counted on the device alone, by the fused kernels of experts that go with it
+# (use_transformer_engine_op_fuser in Megatron-Bridge's recipes of full_iteration). A bias that the router scales is
+# still added apart, as those kernels could not at first (_is_fused_impl_supported of Megatron-Core).
+_GRAPHS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "-router-graphs": {"mixture_seconds": _mixture_seconds(4.77 - 1.72) - 6 / 26 * 1e-3},
+    "-layer-graphs": {"layer_seconds": 0.0, "mixture_seconds": _mixture_seconds(4.77 - 1.72)},
+    "-step-graph": {
+        "layer_seconds": 0.0,
+        "mixture_seconds": 0.0,
+        "expert_streams": 0,
+        "expert_seconds": 0.0,
+        "experts": ExpertHandling(biases_apart=True, pads=True, fused=True),
+    },
+}
+_WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
+BLOCKING = "-blocking"  # after any name
+_IN_TURN: Mapping[str, Any] = {
+    "waits_for_kernels": True,
+    "waits_for_transfers": True,
+    "waits_in_loops": True,
+    "overlap": False,
+    "hides_gradients": False,
+    "pieces": False,
+    "hides_experts": False,
+}
+SOFTWARE: Mapping[str, Software] = MappingProxyType(
+    {
+        "torch": Software(agrees_on_scales=True, grouped_experts=True),
+        "torch-2021": Software(fused_attention=False, dropout=True, plain_softmax=True, stops_early=False, **_OLD_NCCL),
+        # llm-foundry with the images of its tables (torch 2.1); ComposerMPTCausalLM in its modeling_mpt.py
+        "torch-2023": Software(
+            attention_kernel=AttentionKernel.FLASH_1,
+            plain_norms=True,
+            shard_copies=ShardCopies.FLAT,
+            loss_kernel=LossKernel(metrics=2),
+        ),
+        **{f"torch-2024{name}": Software(**_TITAN, **how) for name, how in _COMPILED.items()},
+        **{
+            f"torch-2025{name}": Software(**{**_TITAN, "attention_kernel": AttentionKernel.NATIVE}, **how)
+            for name, how in _COMPILED.items()
+        },
+        # NeMo AutoModel: FSDP2 of modules of Transformer Engine, and DeepEP (docs/performance-summary.mdx); what lies
+        # between experts' products is compiled (components/moe/experts.py), and kernels know windows and sinks
+        # (components/attention/flex_attention.py); its loss stays in bf16 (fp32_upcast in examples/llm_benchmark)
+        "automodel": Software(
+            experts=ExpertHandling(dispatches_once=True),
+            fused_loss=False,
+            selects_operators=True,
+            compiled=True,
+            dense_masks=False,
+            steps_narrow=True,
+            narrow_loss=True,
+        ),
+        "megatron-2021": Software(**_UNFUSED),
+        "megatron-2022": Software(hides_gradients=True, regathers=True, **{**_UNFUSED, "fused_accumulation": True}),
+        "megatron-deepspeed": Software(**_PIPES, keeps_terms=True),
+        "deepspeed-3d": Software(**_FIRST_PIPES),
+        "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
+        "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),
+        "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
+        "scaling-fused-softmax": Software(fused_attention=False, plain_norms=True, **_SCALING),
+        "scaling-plain-softmax": Software(fused_attention=False, plain_softmax=True, plain_norms=True, **_SCALING),
+        # rows of megablox's tiles by make_group_metadata in MaxText's kernels/megablox and its configs/base.yml
+        **{f"xla{name}": Software(**{**_XLA_TPU, **how}) for name, how in _REMAT.items()},
+        **{f"xla-gpu{name}": Software(**{**_XLA, **how}) for name, how in _REMAT.items()},
+        "xla-2022": Software(fused_attention=False, **_XLA),
+        # doc/en/install.md and modeling_internlm.py of InternLM/InternEvo: flash-attention 1.0.5, modules one by one
+        "internevo": Software(
+            attention_kernel=AttentionKernel.FLASH_1,
+            loss_kernel=LossKernel(),
+            **{**_MEGATRON, "eager": True, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
+        ),
+        "megatron-core-serial": Software(
+            **{**_CORE, "overlap": False, "waits_in_loops": True, "hides_gradients": False}
+        ),
+        **{f"megatron-core{name}": _sending(_CORE, **how) for name, how in _EXPERTS.items()},
+        **{f"nemo{name}": _sending(_NEMO, **how) for name, how in _EXPERTS.items()},
+        **{
+            f"megatron-bridge{name}{graphs}": _sending({**_BRIDGE, **captured}, **how)
+            for name, how in _EXPERTS.items()
+            for graphs, captured in _GRAPHS.items()
+        },
+    }
+)
+
+
+def software(name: str) -> Software:
+    """The features of the software called `name`, whose host may wait for every kernel (`megatron-2021-blocking`), and
+    after a colon the modules that its selective recompute runs again (`megatron-core:mla_up_proj+mlp`); raises
+    ConfigError when it is not known."""
+    plain, colon, modules = name.partition(":")
+    known = SOFTWARE.get(plain.removesuffix(BLOCKING))
+    if known is None:
+        raise ConfigError(
+            Problem(what=f"software {name!r} is not known", where="job.software", fix=f"one of {', '.join(SOFTWARE)}")
+        )
+    found = _waiting(known) if plain.endswith(BLOCKING) else known
+    if not colon:
+        return found
+    if not plain.startswith(_WITH_MODULES):
+        what = f"software {plain!r} has no modules to run again"
+        fix = f"leave them out; names that take some begin with {', '.join(_WITH_MODULES)}"
+        raise ConfigError(Problem(what=what, where="job.software", fix=fix))
+    return _repeating(found, modules)
+
+
+def software_of(job: JobSpec) -> Software:
+    """The software of `job`, as it runs where the job compiles it: element-wise work is fused, and a loss of its own
+    kernels reads logits once for the largest, once for their exponentials, and once to write their gradients over them.
+    """
+    found = software(job.software)
+    if job.compile is not Switch.ON:
+        return found
+    kernel = LossKernel(tops=True) if found.fused_loss and found.loss_kernel is None else found.loss_kernel
+    return replace(found, compiled=True, loss_kernel=kernel)
+
+
+@cache
+def _waiting(plain: Software) -> Software:
+    """`plain` whose host waits for every kernel, so that nothing travels beside work."""
+    return replace(plain, **_IN_TURN)
+
+
+@cache
+def _repeating(plain: Software, modules: str) -> Software:
+    """`plain` whose selective recompute runs `modules` again, as Megatron-Core calls them, with a plus between."""
+    said = modules.split("+")
+    if not set(said) <= set(MODULES):
+        fix = f"leave them out, or name some of {', '.join(MODULES)}"
+        raise ConfigError(Problem(what=f"modules {modules!r} are not known", where="job.software", fix=fix))
+    return replace(plain, repeats=frozenset(what for each in said for what in MODULES[each]))
