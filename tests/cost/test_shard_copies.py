@@ -46,7 +46,7 @@ def test_a_step_copies_as_often_as_it_gathers_and_scatters(sharding, gathers, sc
 
     def lines(how):
         stacks = {"torch": replace(SOFTWARE["torch"], shard_copies=how)}
-        monkeypatch.setattr(import_module("meshwright.cost.software"), "SOFTWARE", stacks)
+        monkeypatch.setattr(import_module("meshwright.cost.stacks"), "SOFTWARE", stacks)
         costs = evaluate(table, model=model, cluster=selene(nodes=1), job=JOB)
         return [float(costs.total[name][0]) for name in (LineName.PARAMETERS, LineName.GRADIENTS)]
 

@@ -35,7 +35,7 @@ def held(monkeypatch: pytest.MonkeyPatch, software: object, **columns: int) -> C
     """Bytes on both stages of two, layers computed again."""
     usual = {"pipeline": 2, "microbatches": 4, "microbatch": 2, "recompute": RECOMPUTES.index(Recompute.FULL)}
     table = PlanTable.build(usual | columns, layouts=[even_layout(layers=4, pipeline=2)])
-    monkeypatch.setattr("meshwright.cost.software.SOFTWARE", {**SOFTWARE, "tried": software})
+    monkeypatch.setattr("meshwright.cost.stacks.SOFTWARE", {**SOFTWARE, "tried": software})
     return evaluate(table, model=MODEL, cluster=selene(nodes=1), job=replace(JOB, software="tried"), every_rank=True)
 
 
