@@ -63,8 +63,15 @@ def test_a_run_that_was_asked_to_stop_sleeps_and_loses_its_restart_alone() -> No
     found = added(LAUNCH, START, STEPS, SAVE, replace(DONE, at=117.0), AGAIN, BACK, LAST)
     assert spent(found)[Spent.ASLEEP] == 22.0
     assert found.interruptions[0].seconds == {Spent.RESTART: 4.0}
+    assert found.interruptions[0].why == "it was asked to stop"
     assert found.failures == 0
     assert found.ettr == pytest.approx(17.0 / (53.0 - 22.0))
+
+
+def test_a_run_that_had_done_its_steps_and_goes_on_was_not_asked_to_stop() -> None:
+    found = added(LAUNCH, START, STEPS, SAVE, replace(DONE, at=117.0, done=True), AGAIN, BACK, LAST)
+    assert found.interruptions[0].why == "it had done the steps it was asked for"
+    assert found.failures == 0
 
 
 def test_a_run_that_ended_without_a_word_was_down_since() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwright.run.files import read_json
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, ExitCode
-from meshwright.spec.goodput import Goodput
+from meshwright.spec.goodput import Goodput, Mark, Moment
 from meshwright.spec.report import Report
 from meshwright.train.events import Ending
 
@@ -31,6 +31,11 @@ class Ended:
     bits_per_byte: float | None = None
     validation_step: int | None = None
     schema: int = 1
+
+    def mark(self, *, at: float) -> Mark:
+        """That the run ended so at `at`, seconds of the system clock."""
+        done = self.ending in (Ending.FINISHED, Ending.PAUSED)
+        return Mark(what=Moment.ENDED, at=at, step=self.step, asked=True, done=done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

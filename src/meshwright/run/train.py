@@ -94,7 +94,7 @@ def train(
         except BaseException as error:
             note(folder, Mark(what=Moment.ENDED, at=time.time(), why=first_line(error)))
             raise
-        note(folder, Mark(what=Moment.ENDED, at=time.time(), step=outcome.ended.step, asked=True))
+        note(folder, outcome.ended.mark(at=time.time()))
     return replace(outcome, goodput=goodput_of(folder))
 
 

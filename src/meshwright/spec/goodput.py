@@ -52,9 +52,9 @@ class Mark:
     """Until `at`, seconds of the system clock, and since the mark before, the run was at `what`.
 
     `step` is where it then stands; STEPS are those from `first` on, `data_seconds` and `slow_seconds` of which were
-    waited and lost. LAUNCHED is with the digest of `plan`; ENDED says `why` where that is a failure, and whether it was
-    `asked` for; ROLLED_BACK where it is for another reason than a step that was spoilt; REGROUPED why ranks changed,
-    and `asked` where none was lost.
+    waited and lost. LAUNCHED is with the digest of `plan`; ENDED says `why` where that is a failure, whether it was
+    `asked` for, and whether it had `done` its steps; ROLLED_BACK `why` where it is for another reason than a step that
+    was spoilt; REGROUPED why ranks changed, and `asked` where none was lost.
     """
 
     what: Moment
@@ -66,6 +66,7 @@ class Mark:
     plan: str = ""
     why: str = ""
     asked: bool = False
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +108,7 @@ class Goodput:
 
 UNTOLD = "it ended without a word"
 _ASKED = "it was asked to stop"
+_DONE = "it had done the steps it was asked for"
 _SPOILT = "a loss or a norm that is not finite"
 _PLAIN = {
     Moment.SPOILT: Spent.SPOILT,
@@ -209,7 +211,9 @@ class Account:
             self._lose(Spent.DOWN, seconds)
         if self._ended is None:
             self.failures += 1
-        self._why = _ASKED if asked else (self._ended.why if self._ended else "") or UNTOLD
+        self._why = UNTOLD
+        if self._ended is not None:
+            self._why = _DONE if self._ended.done else _ASKED if asked else self._ended.why or UNTOLD
         self._ended = None
 
     def _start(self, mark: Mark, seconds: float) -> None:

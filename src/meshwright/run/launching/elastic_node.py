@@ -101,7 +101,7 @@ class ElasticNode:
             time.sleep(_PAUSE)
             found = read_ended(self.run_dir)
         if ended.led:
-            note(self.run_dir, Mark(what=Moment.ENDED, at=time.time(), step=found.step, asked=True))
+            note(self.run_dir, found.mark(at=time.time()))
         saved = found.ending is Ending.SIGNALLED
         if saved and ended.led:
             self.say(f"step {found.step:,} of {found.total_steps:,} is saved; starting this again goes on")
