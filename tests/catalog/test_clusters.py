@@ -25,6 +25,7 @@ SOURCED = (
     "launch_seconds",
     "reserved_bytes",
     "usable_fraction",
+    "spread",
     "watts",
 )
 
