@@ -25,7 +25,6 @@ SOURCED = (
     "launch_seconds",
     "reserved_bytes",
     "usable_fraction",
-    "spread",
     "watts",
 )
 

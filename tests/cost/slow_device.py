@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from meshwright.schedule.table import Work as Pass
 
@@ -13,23 +12,10 @@ BESIDE_WORK = 1.126  # a collective beside work takes so much longer, and work b
 TAKEN_NEAR, TAKEN_FAR = 0.15, max(0.02, 1.0 - 1.0 / BESIDE_WORK)
 
 
-def slowest(spread: float, count: int) -> float:
-    """How long work of a second lasts on the slowest of `count` devices: the mean of the greatest of so many normal
-    figures, added up in narrow steps."""
-    normal, step = NormalDist(), 1e-3
-    places = [step * place for place in range(-8000, 8001)]
-    greatest = [normal.cdf(place) ** count for place in places]
-    mean = sum(
-        place * (after - before) for place, before, after in zip(places[1:], greatest, greatest[1:], strict=False)
-    )
-    return 1.0 + spread * mean
-
-
 class Device:
     """A clock, and a queue of collectives that run one after the other behind the work."""
 
-    def __init__(self, *, far: bool, slow: float = 1.0) -> None:
-        self.slow = slow
+    def __init__(self, *, far: bool) -> None:
         self.clock = self.host = 0.0
         self.far, self.taken = far, TAKEN_FAR if far else TAKEN_NEAR
         self.jobs: list[float] = []
@@ -41,8 +27,7 @@ class Device:
         return len(self.jobs)
 
     def work(self, seconds: float) -> None:
-        """Both are slower while both run; every device is as slow as the slowest."""
-        seconds *= self.slow
+        """Both are slower while both run."""
         while seconds > 0.0 and self.done < len(self.jobs):
             left = self.jobs[self.done]
             lasts = min(seconds / (1.0 - self.taken), left * BESIDE_WORK)

@@ -16,7 +16,7 @@ from meshwright.spec.cluster import Collective
 from meshwright.spec.exchange import ExchangeKind
 from meshwright.spec.model import Embedding, Head, Layer
 from meshwright.spec.plan import Design, Offload, Recompute, Sharding
-from tests.cost.slow_device import Device, Step, slowest
+from tests.cost.slow_device import Device, Step
 from tests.cost.slow_groups import Groups
 from tests.cost.slow_network import Network, rate
 from tests.cost.slow_work import Bench, Local, Work, work_of
@@ -63,8 +63,7 @@ class SlowSimulator:
         """The step, from its first token to its last parameter."""
         rows = [self._program(row) for row in self._schedule()]
         far = self._far(self.groups.data)
-        slow = slowest(self.device.spread, self.plan.world_size)
-        self.ranks = [Device(far=far, slow=slow) for _ in rows]
+        self.ranks = [Device(far=far) for _ in rows]
         self.tickets: list[dict[int, int]] = [{} for _ in rows]
         self.fetched: list[dict[int, float]] = [{} for _ in rows]
         self.copies: list[list[float]] = [[] for _ in rows]

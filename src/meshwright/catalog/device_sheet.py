@@ -15,11 +15,6 @@ _RESERVED = "a CUDA context of about 0.5 GiB and one set of NCCL buffers of 0.34
 _ELEMENTWISE = "0.7 of the data sheet's bandwidth reproduces the step times of 2104.04473, table 1, within 9 %"
 _ATTENTION = "fused attention at half of peak forward, 0.4 backward: the same fit; not measured by itself"
 _USABLE = "memory in use over memory reserved as SimuMax measures it on B200"
-_SPREAD = (
-    "8 % between the quickest and the slowest on average, in clusters of up to 27,648 (2208.11035), which are eight "
-    "standard deviations of so many"
-)
-_CLOCKED = "no clock that follows power and heat is published"
 _COMPILED = "a compiled program has a place for every buffer: nothing is lost between them"
 _RUNTIME = "about 15.75 of 16 GiB of a TPU v5e are a program's, as XLA tells when it runs out; typical, not measured"
 
@@ -101,7 +96,6 @@ class Sheet:
             "attention_fraction": _ATTENTION if self.generation is AMPERE else f"by analogy with A100: {_ATTENTION}",
             "reserved_bytes": _RUNTIME if compiled else _RESERVED,
             "usable_fraction": _COMPILED if compiled else _USABLE,
-            "spread": _CLOCKED if compiled else _SPREAD,
         }
         if shared.hours_between_failures is not None:
             sources["hours_between_failures"] = analogy + shared.failure_source
@@ -126,7 +120,6 @@ class Sheet:
             launch_seconds=shared.launch_seconds,
             reserved_bytes=(0.25 if compiled else 0.87) * GIB,
             usable_fraction=1.0 if compiled else 0.94,
-            spread=0.0 if compiled else 0.01,
             hours_between_failures=shared.hours_between_failures,
             watts=self.watts,
             sources=sources,

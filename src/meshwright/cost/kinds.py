@@ -164,8 +164,7 @@ def price_block(
 ) -> BlockSeconds:
     """What one block of `kind` costs on every row of `table`.
 
-    Work runs `speed` times as fast as on one core and takes `slow` times as long because ranks share cores, or wait for
-    the slowest of their devices.
+    Work runs `speed` times as fast as on one core and `slow` times as long because ranks share cores.
     """
     sizes, figures = combination.sizes.times(kind.block.tokens), combination.rates.times(kind.block.tokens)
     works = block_work(kind.block, combination.sizes)

@@ -16,7 +16,6 @@ from meshwright.cost.optimizers import UpdateRates, update_rates
 from meshwright.cost.overlap import Contention
 from meshwright.cost.placement import distinct, ring, site_links, strides
 from meshwright.cost.processor import Sharing, share
-from meshwright.cost.slowest import slowest
 from meshwright.cost.software import Software
 from meshwright.cost.states import StateBytes, state_bytes
 from meshwright.cost.synchronize import DataLinks, SyncSeconds, synchronize, turns
@@ -78,8 +77,9 @@ def price_blocks(
     sharing = share(group, world=table.world.astype(np.float64), pipeline=table.pipeline.astype(np.float64))
     links = lay_links(table, group=group, cluster=cluster, software=software)
     combination = combine(table, device=group.device, job=job, software=software)
-    slow = sharing.lockstep * slowest(group.device.spread, table.world.astype(np.float64))
-    priced = partial(price_block, group=group, software=software, links=links.layer, slow=slow, speed=sharing.speed)
+    priced = partial(
+        price_block, group=group, software=software, links=links.layer, slow=sharing.lockstep, speed=sharing.speed
+    )
     return Blocks(
         links=links,
         sharing=sharing,

@@ -14,7 +14,6 @@ from meshwright.cost.evaluate import evaluate
 from meshwright.cost.goodput import outlook
 from meshwright.cost.placed import as_placed
 from meshwright.cost.quorum import paced
-from meshwright.cost.slowest import slowest
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
@@ -266,12 +265,6 @@ def _notes(design: Design) -> tuple[str, ...]:
             on_node = min(used.devices, group.devices_per_node)
             if on_node > group.cores:
                 notes.append(f"{on_node} ranks share {group.cores} cores of each {group.name} node")
-        behind = float(slowest(group.device.spread, np.array([float(plan.world_size)]))[0]) - 1.0
-        if behind:
-            notes.append(
-                f"all wait for the slowest of {plan.world_size:,} devices, whose work is taken to last "
-                f"{format_percent(behind)} longer than the usual one's"
-            )
     if plan.world_size < cluster.num_devices:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
     if plan.schedule.paths:

@@ -20,7 +20,6 @@ from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
-from meshwright.cost.slowest import slowest
 from meshwright.cost.stacks import software_of
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
@@ -29,7 +28,7 @@ from meshwright.search.least import BlockLeast, Least
 from meshwright.search.round_trips import round_trips
 from meshwright.search.space import Space
 from meshwright.search.travel import Lasts, Work, least_seconds
-from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, DeviceKind
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
 from meshwright.spec.plan import Offload, ScheduleKind
@@ -135,7 +134,7 @@ class Bounds:
         step = [
             least_seconds(
                 table,
-                self._waiting(work, table, group),
+                work,
                 contention=self._least.contention[group.name],
                 group=group,
                 cluster=self._cluster,
@@ -147,11 +146,6 @@ class Bounds:
         crossed = self._crossed(table, blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0))
         moved = np.maximum(np.min(step, axis=0), crossed)
         return np.asarray(moved + self._optimizer(table, owned))
-
-    def _waiting(self, work: Work, table: PlanTable, group: NodeGroup) -> Work:
-        """`work` as it lasts where all wait for the slowest of `group`'s devices."""
-        factor = slowest(group.device.spread, table.world.astype(np.float64))
-        return work.slowed(factor, self._least.contention[group.name])
 
     def _crossed(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
         """Seconds that plans take at the least to pass microbatches on between sites, with their schedules and chunks

@@ -173,8 +173,6 @@ class Least:
         features, found = software_of(self._job), []
         features = replace(features, dense_masks=False) if cut else features
         for group in self._cluster.groups:
-            # How many wait for the slowest is not known yet.
-            group = replace(group, device=replace(group.device, spread=0.0))
             priced = price_blocks(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
             self.contention[group.name] = priced.contention
             sums = partial(accumulation_seconds, table=table, device=group.device, software=features)

@@ -72,12 +72,6 @@ class Work:
     parameters: Floats
     experts: Floats
 
-    def slowed(self, factor: Floats, contention: Contention | None) -> Work:
-        """A rank's own passes work `factor` (rows,) as long."""
-        more = factor[:, None] - 1.0
-        forward, backward = (each.longer(more * each.work, contention) for each in (self.forward, self.backward))
-        return replace(self, forward=forward, backward=backward)
-
     def take(self, rows: Ids) -> Work:
         return Work(
             before=self.before.take(rows, axis=0),

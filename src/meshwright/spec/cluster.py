@@ -160,8 +160,7 @@ class DeviceSpec:
     `peak_flops` FLOP/s by precision, dense; `memory_bandwidth` bytes/s; `launch_seconds` host time to start one
     kernel; `layer_seconds` host time per layer and pass that no kernel explains (framework overhead);
     `reserved_bytes` what the context and libraries hold; `scaling` speed of one device that uses n cores relative
-    to one, for processors (index 0 is one core); None peak means MFU is not known. `spread` is the standard deviation
-    of the time that devices of this kind take for the same work, as a share of it: all wait for the slowest.
+    to one, for processors (index 0 is one core); None peak means MFU is not known.
 
     `attention_fraction` of the peak is reached by the scores' part forward, over the FLOPs of the keys that the mask
     shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two).
@@ -196,7 +195,6 @@ class DeviceSpec:
     usable_fraction: float = 0.94
     optimizer_bandwidth: float | None = None
     scaling: tuple[float, ...] = (1.0,)
-    spread: float = 0.0
     price_per_hour: float | None = None
     hours_between_failures: float | None = None
     watts: float | None = None
