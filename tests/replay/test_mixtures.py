@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.cost import predict
 from meshwright.replay.express import express
 from meshwright.replay.models import InexpressibleError
 from meshwright.replay.runs import Run
 from meshwright.replay.stages import filled
 from meshwright.spec.model import Mixture
+from meshwright.spec.optimizer import Moments
 
 ROW = {
     "id": "small",
@@ -92,6 +94,61 @@ def test_a_capacity_that_leaves_no_token_is_not_scored() -> None:
 def test_modules_that_run_again_are_read_however_they_are_joined(said: str) -> None:
     run = told(f"recompute_modules={said}; with MTP", recompute="selective")
     assert express(run).design.job.software == "megatron-bridge:mlp+moe"
+
+
+V3 = {
+    **ROW,
+    "model": "deepseek-v3",
+    "arch": "moe-mla",
+    "layers": "61",
+    "hidden": "7168",
+    "heads": "128",
+    "ffn": "18432",
+    "vocab": "129280",
+    "n_experts": "256",
+    "topk": "8",
+    "expert_ffn": "2048",
+    "n_shared": "1",
+    "gpu": "H800-80GB",
+    "n_gpus": "2048",
+    "gpus_per_node": "8",
+    "pp": "16",
+    "dp": "128",
+    "ep": "64",
+    "schedule": "dualpipe",
+    "zero": "1",
+    "gbs": "15360",
+    "precision": "fp8",
+}
+
+
+@pytest.mark.parametrize("framework", ["HAI-LLM", "DeepSeek (HAI-LLM)", "DeepSeek"])
+def test_deepseek_trains_as_its_report_says(framework: str) -> None:
+    """180 thousand hours of H800 a trillion tokens (2412.19437) are 19.9 s a step of 15,360 sequences."""
+    found = express(Run(line=2, columns={**V3, "framework": framework}))
+    assert found.design.job.software == "megatron-core-deepep-overlap:mla_up_proj+layernorm+moe_act"
+    assert found.design.job.optimizer.state is Moments.BF16
+    assert "moments in bf16 (2412.19437, 3.3.3)" in found.assumed
+    predicted = predict(found.design)
+    assert predicted.step_seconds == pytest.approx(19.9, rel=0.05)
+    assert predicted.fits
+
+
+@pytest.mark.parametrize(
+    ("changes", "modules"),
+    [({"recompute": "full"}, False), ({"recompute": "none"}, False), ({"recompute": "selective"}, True), ({}, True)],
+    ids=["all", "nothing", "selective", "unsaid"],
+)
+def test_what_deepseek_computes_again_gives_way_to_what_a_run_says(changes: dict[str, str], modules: bool) -> None:
+    design = express(Run(line=2, columns={**V3, "framework": "HAI-LLM", **changes})).design
+    assert (":" in design.job.software) == modules
+    group = design.plan.first_group.recompute
+    assert group == (changes.get("recompute") or "selective")
+
+
+def test_deepseek_in_another_stack_is_that_stack() -> None:
+    other = express(Run(line=2, columns={**V3, "framework": "Megatron-Core (DeepSeek recipe)"})).design
+    assert other.job.software == "megatron-core"
 
 
 def test_the_last_stage_has_the_layer_that_predicts_one_token_more() -> None:

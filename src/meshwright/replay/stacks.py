@@ -120,8 +120,10 @@ class Stack:
         return self.has(("v1.1.5 zero-3", "v1.1.5-zero3"))
 
     def optimizer(self) -> OptimizerSpec:
-        """AdamW; of NeMo AutoModel all in bf16, which its models are made in unless told otherwise (from_config in
-        _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
+        """AdamW; DeepSeek's with moments in bf16. Of NeMo AutoModel all in bf16, which its models are made in unless told
+        otherwise (from_config in _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
+        if self.has(_DUAL) and self._run.text("arch").lower() == "moe-mla":
+            return self._assume("moments in bf16 (2412.19437, 3.3.3)", OptimizerSpec(state=Moments.BF16))
         if not self.has(("automodel",)):
             return OptimizerSpec()
         narrow = OptimizerSpec(state=Moments.BF16, master=Master.BF16_STOCHASTIC)
@@ -157,11 +159,22 @@ class Stack:
 
     @property
     def modules(self) -> str:
-        """Of Megatron-Core's layers those that the run says are computed again, with a plus between; else nothing."""
+        """Of Megatron-Core's layers those that the run says are computed again, with a plus between; else nothing.
+
+        DeepSeek computes norms, what latent attention makes of its latents and activations again unless it says
+        otherwise (2412.19437, 3.2.3).
+        """
         said = re.search(r"recompute_modules=\[?([\w+,]+)", self._run.text("extra"))
+        if said is None and self._keeps_latents:
+            return "mla_up_proj+layernorm+moe_act"
         if said is None or words.recompute(self._run.text("recompute")) != Recompute.SELECTIVE:
             return ""
         return "+".join(filter(None, re.split(r"[+,]", said[1])))
+
+    @property
+    def _keeps_latents(self) -> bool:
+        latent, again = self._run.text("arch").lower() == "moe-mla", words.recompute(self._run.text("recompute"))
+        return latent and self.has(_DUAL) and again in ("", Recompute.SELECTIVE)
 
     @property
     def vocabulary_rows(self) -> int:
@@ -217,6 +230,7 @@ class Stack:
 
     def has(self, names: Sequence[str]) -> bool:
         framework = self._run.text("framework").lower().replace("nemo automodel", "automodel")  # torch, no Megatron
+        framework = re.sub(r"^deepseek\b(?!.*hai-llm)", "hai-llm", framework)
         return any(name in framework for name in names)
 
     def _model_parallel(self) -> bool:
@@ -271,7 +285,8 @@ class Stack:
         if latent and self.has(("megatron-bridge",)):
             once = self._assume("tokens cross to a node once, as in the stack's own recipes", True)
         if self.has(_DUAL):
-            return self._assume("tokens cross to a node once, beside other work (2412.19437)", f"megatron-core{_BOTH}")
+            self._assume("tokens cross to a node once, beside other work (2412.19437)", None)
+            return f"megatron-core{_BOTH}" + (f":{self.modules}" if self.modules else "")
         name = "nemo" if self.is_tuned else "megatron-core"
         name = "megatron-bridge" if self.has(("megatron-bridge",)) else name
         name += ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
