@@ -120,8 +120,8 @@ class Stack:
         return self.has(("v1.1.5 zero-3", "v1.1.5-zero3"))
 
     def optimizer(self) -> OptimizerSpec:
-        """AdamW; DeepSeek's with moments in bf16. Of NeMo AutoModel all in bf16, which its models are made in unless told
-        otherwise (from_config in _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
+        """AdamW; DeepSeek's with moments in bf16. Of NeMo AutoModel all in bf16, which its models are made in unless
+        told otherwise (from_config in _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
         if self.has(_DUAL) and self._run.text("arch").lower() == "moe-mla":
             return self._assume("moments in bf16 (2412.19437, 3.3.3)", OptimizerSpec(state=Moments.BF16))
         if not self.has(("automodel",)):
