@@ -16,6 +16,8 @@ from meshwright.search import Decision
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 SETS = ("sequence_length=2048", "batch_tokens=1Mi", "total_tokens=1T")
 PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for text in SETS for part in ("--set", text))]
 
