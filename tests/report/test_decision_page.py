@@ -128,7 +128,7 @@ def test_every_ranked_plan_can_be_picked(decision: Decision, page: str) -> None:
 
 def test_what_was_decided_is_in_the_page(decision: Decision, page: str) -> None:
     report = decision.report
-    text = page.replace(SPACE, " ")
+    text = html.unescape(page).replace(SPACE, " ")
     for said in (
         f"{decision.considered:,} legal plans were priced in {format_seconds(decision.seconds)}",
         f", {decision.fitting:,} fit in memory",

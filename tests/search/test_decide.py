@@ -262,8 +262,8 @@ def test_refining_never_makes_a_plan_worse() -> None:
 
 
 def test_two_sites_put_the_pipeline_across_them() -> None:
-    cluster = samples.cluster(samples.nodes(site="a"), samples.nodes(site="b"))
-    decision = search.design(LARGE, cluster, samples.job(sequences=64))
+    sites = (samples.nodes(devices_per_node=2, site=site) for site in ("a", "b"))
+    decision = search.design(LARGE, samples.cluster(*sites), samples.job(sequences=32))
     assert decision.design.plan.pipeline > 1
     assert decision.design.plan.axes[0].name.value == "pipeline"
 
