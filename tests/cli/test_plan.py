@@ -78,10 +78,10 @@ def test_what_a_design_was_chosen_from_is_found_beside_it(
 
 
 def test_plan_prints_one_document_that_is_the_decision(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*PLAN, "--json", "--top", "2"]) == 0
+    assert main([*PLAN, "--json", "--top", "3"]) == 0
     text, _ = capsys.readouterr()
     decision = codec.decode(Decision, json.loads(text))
-    assert len(decision.ranked) == 2
+    assert len(decision.ranked) == 3
     assert decision.report.plan == decision.design.plan.digest()
 
 
@@ -121,14 +121,15 @@ def test_what_train_would_refuse_is_warned_of_and_the_plan_is_made(
 ) -> None:
     text = tmp_path / "nothing.jsonl"
     sets = ("data.tokenizer=nowhere.json", f'data.sources=[{{path="{text}"}}]', 'techniques=["low_rnk"]')
-    assert main([*PLAN, "--json", *(part for entry in sets for part in ("--set", entry))]) == 0
+    words = [*PLAN, "--set", "constraints.fix.context=1", "--set", "constraints.fix.pipeline=1"]
+    assert main([*words, "--json", *(part for entry in sets for part in ("--set", entry))]) == 0
     out, err = capsys.readouterr()
     json.loads(out)
     warned = [line for line in err.splitlines() if line.startswith("warning: train would refuse this job here: ")]
     assert len(warned) == 3
     for words in ("nowhere.json", str(text), "technique 'low_rnk' is unknown"):
         assert any(words in line for line in warned), words
-    assert main([*PLAN, "--set", "data.tokenizer=train:200000"]) == 0
+    assert main([*words, "--set", "data.tokenizer=train:200000"]) == 0
     assert "the tokenizer has 200,000 tokens and the model reads 128,256" in capsys.readouterr().err
 
 

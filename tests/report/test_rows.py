@@ -97,6 +97,7 @@ def test_the_order_of_the_rows_is_said_and_seen(decision: Decision, width: int) 
         assert format_seconds(entry.expected_seconds) in text
 
 
+@pytest.mark.usefixtures("searched_once")
 def test_what_was_asked_and_what_is_a_default_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "plan",
