@@ -44,7 +44,7 @@ def made(model: str, cluster: str, *sets: str, top: int) -> Decision:
 
 @pytest.fixture(scope="module")
 def decision() -> Decision:
-    sets = ("batch_tokens=256Ki", "sequence_length=1024", "constraints.fix.pipeline=2")
+    sets = ("batch_tokens=256Ki", "sequence_length=1024", "constraints.fix.pipeline=2", "constraints.fix.context=1")
     return made("gpt3-1.3b", "8xA100-80GB", *sets, top=6)
 
 

@@ -102,9 +102,7 @@ def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
         yield "job.constraints.devices = all", replace(constraints, devices="any")
 
 
-def _some_plans(
-    space: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, unlike: str
-) -> Iterator[Plan]:
+def _some_plans(space: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, unlike: str) -> Iterator[Plan]:
     """At most a few thousand plans of a space that has any, from all of it, the first of each value in a column."""
     frames = np.flatnonzero(space.sizes)
     table = space.rows_of(frames[:: max(1, len(frames) // 200)])
