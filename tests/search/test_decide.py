@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -184,11 +183,6 @@ def test_the_closest_miss_names_the_devices_it_would_take() -> None:
     assert re.search(r"; \d+ such devices would fit \(", text)
 
 
-@cache
-def everything_of_few_heads() -> tuple[PlanTable, Prices]:
-    return everything(FEW_HEADS, box(), samples.job())
-
-
 @pytest.mark.parametrize(
     ("constraints", "says"),
     [
@@ -198,7 +192,7 @@ def everything_of_few_heads() -> tuple[PlanTable, Prices]:
     ],
 )
 def test_the_closest_miss_names_the_constraint_to_drop(constraints: Constraints, says: str) -> None:
-    table, costs = everything_of_few_heads()
+    table, costs = everything(FEW_HEADS, box(), samples.job())
     least = float(costs.memory_bytes.min())
     held = float(costs.memory_bytes[(table.pipeline == 1) | (table.tensor == 1)].min())
     assert least < held
