@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from meshwright import catalog
+from meshwright import catalog, search
 from meshwright.run.detect import calibration_file
 from meshwright.run.measure import save_cluster
+from tests.support import searches
 from tests.support.pool import Pool
 
 # A machine that others use is slow, and no test is about time. What a change must pass does not hang on chance:
@@ -55,3 +56,10 @@ def pool() -> Iterator[Pool]:
     workers = Pool()
     yield workers
     workers.close()
+
+
+@pytest.fixture
+def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier test asked a search is not searched again: for tests of what is made of a decision."""
+    monkeypatch.setattr(search, "design", searches.design)
+    monkeypatch.setattr(search.decide, "best", searches.best)

@@ -13,6 +13,8 @@ from meshwright.cli import explanations, main
 from meshwright.search import Decision
 from meshwright.spec import codec
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 NARROW = ("constraints.fix.context=1", "constraints.fix.recompute=none", "constraints.fix.pipeline=1")
 SETS = ("sequence_length=2048", "batch_tokens=256Ki", *NARROW)
 PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for text in SETS for part in ("--set", text))]

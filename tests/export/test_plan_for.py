@@ -23,6 +23,8 @@ from meshwright.spec.job import Constraints, JobSpec
 from tests.export.plans import LENGTH
 from tests.support.sampled import sampled
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 QUESTIONS = [
     ("llama-3.1-8b", "16xH100", ["batch_tokens=1Mi", "sequence_length=8192"], tuple(Peer)),
     ("llama-3.1-8b", "8xA100-40GB", ["batch_tokens=256Ki", "constraints.fix.pipeline=2"], tuple(Peer)),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import combinations
+from typing import Any, TypeVar
 
 from meshwright.spec.plan import AxisName
 from tests.parallel.drawing import counts_parts, is_whole
 from tests.parallel.draws import Draw
+
+Item = TypeVar("Item")
+Two = TypeVar("Two", bound=tuple[Any, ...])
 
 
 def choices(draw: Draw) -> dict[str, object]:
@@ -54,10 +59,24 @@ def effort(draw: Draw) -> float:
 
 def covering(draws: list[Draw], *, count: int) -> list[Draw]:
     """`count` of the draws, each the one that meets the most new pairs of choices for the root of its effort."""
-    left = {draw: set(combinations(choices(draw).items(), 2)) for draw in draws}
-    found = []
+    return _covering(draws, choices, effort, count=count)
+
+
+def covering_pairs(pairs: Sequence[Two], *, count: int) -> list[Two]:
+    """The same of pairs of draws, and what else they have: choices of the first are met with those of the second."""
+
+    def chosen(pair: Two) -> dict[str, object]:
+        return {f"{place} {name}": value for place in (0, 1) for name, value in choices(pair[place]).items()}
+
+    return _covering(pairs, chosen, lambda pair: effort(pair[0]) + effort(pair[1]), count=count)
+
+
+def _covering(
+    items: Sequence[Item], chosen: Callable[[Item], dict[str, object]], cost: Callable[[Item], float], *, count: int
+) -> list[Item]:
+    left, found = {item: set(combinations(chosen(item).items(), 2)) for item in items}, []
     for _ in range(count):
-        best = max(left, key=lambda draw: len(left[draw]) / math.sqrt(effort(draw)))
+        best = max(left, key=lambda item: len(left[item]) / math.sqrt(cost(item)))
         met = left.pop(best)
         for pairs in left.values():
             pairs -= met

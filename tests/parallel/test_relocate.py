@@ -20,7 +20,7 @@ from meshwright.spec.plan import Design, ExpertGrid, Offload, ScheduleKind, Shar
 from meshwright.spec.routing import Routing
 from meshwright.spec.synchronize import GradientSync
 from tests.parallel import drawing, draws, offload_cases, relocate_cases
-from tests.parallel.cover import covering
+from tests.parallel.cover import covering, covering_pairs
 from tests.parallel.draws import Draw
 from tests.parallel.move_cases import runner
 from tests.parallel.relocate_cases import PROGRESS, Processes, Seen
@@ -73,7 +73,7 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
 
 DRAWN = drawing.legal(300, seed=8)
 PAIRS = pairs(sorted(DRAWN, key=lambda draw: draw.layers), seed=8)
-FEW = PAIRS[:: len(PAIRS) // 3]
+FEW = covering_pairs(PAIRS, count=6)
 
 
 def ids(pair: Pair) -> str:

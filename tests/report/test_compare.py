@@ -14,6 +14,8 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Line, LineName, Origin, Report
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 BATCH = 2**20
 
 

@@ -44,7 +44,7 @@ def made(model: str, cluster: str, *sets: str, top: int) -> Decision:
 
 @pytest.fixture(scope="module")
 def decision() -> Decision:
-    sets = ("batch_tokens=256Ki", "sequence_length=1024", "constraints.fix.pipeline=2")
+    sets = ("batch_tokens=256Ki", "sequence_length=1024", "constraints.fix.pipeline=2", "constraints.fix.context=1")
     return made("gpt3-1.3b", "8xA100-80GB", *sets, top=6)
 
 
@@ -128,7 +128,7 @@ def test_every_ranked_plan_can_be_picked(decision: Decision, page: str) -> None:
 
 def test_what_was_decided_is_in_the_page(decision: Decision, page: str) -> None:
     report = decision.report
-    text = page.replace(SPACE, " ")
+    text = html.unescape(page).replace(SPACE, " ")
     for said in (
         f"{decision.considered:,} legal plans were priced in {format_seconds(decision.seconds)}",
         f", {decision.fitting:,} fit in memory",

@@ -24,9 +24,10 @@ from meshwright.spec.units import format_seconds, format_tokens, parse_count
 
 @pytest.fixture(scope="module")
 def decision() -> Decision:
-    """Plans of two sites, of which many differ in the exchange of context ranks alone."""
-    spec, machines = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("two-sites")
-    return search.design(spec, machines, catalog.load_job(None), top=20)
+    """Plans of long sequences, of which many differ in the exchange of context ranks alone."""
+    spec, machines = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("16xH100")
+    sets = ("sequence_length=32Ki", "constraints.fix.pipeline=1", "constraints.fix.tensor=1")
+    return search.design(spec, machines, catalog.load_job(None, sets=sets), top=20)
 
 
 def shown(value: Decision, *, width: int) -> str:
@@ -97,6 +98,7 @@ def test_the_order_of_the_rows_is_said_and_seen(decision: Decision, width: int) 
         assert format_seconds(entry.expected_seconds) in text
 
 
+@pytest.mark.usefixtures("searched_once")
 def test_what_was_asked_and_what_is_a_default_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "plan",

@@ -36,7 +36,7 @@ def of(cases: Iterable[tuple[SyncKind, Precision, Layout]], *, every: int = 8) -
     """Of parameters that are much more than a microbatch is, so that to meet takes the most memory."""
     entries = {}
     for kind, precision, layout in cases:
-        entry = asked(DENSE, layout, length=64)
+        entry = asked(DENSE, layout, length=64, layers=4)
         rounds = usual_rounds(kind, every=every, learners=2, precision=precision)
         plan = replace(entry.plan, gradients=GradientSync(kind=kind, rounds=rounds))
         entries[f"{kind.value} {precision.value} {plan.describe()}"] = replace(entry, plan=plan)

@@ -61,11 +61,11 @@ def test_peaks_of_as_few_microbatches_as_go_in_pairs_are_predicted() -> None:
 AGAIN = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 
 
-def sliced(layer: Layer = DENSE, *, documents: bool = False, **changes: Any) -> dict[str, Design]:
+def sliced(layer: Layer = DENSE, *, documents: bool = False, layers: int = 8, **changes: Any) -> dict[str, Design]:
     """Whatever is computed again."""
     found = {}
     for again in AGAIN:
-        entry = asked(layer, replace(SLICED, recompute=again, **changes))
+        entry = asked(layer, replace(SLICED, recompute=again, **changes), layers=layers)
         data = replace(entry.job.data, document_mask=documents)
         found[again.value] = replace(entry, job=replace(entry.job, data=data))
     return found
@@ -73,7 +73,7 @@ def sliced(layer: Layer = DENSE, *, documents: bool = False, **changes: Any) -> 
 
 def test_peaks_of_slices_are_predicted() -> None:
     """With the gradients that later slices leave for the keys of earlier ones."""
-    hold(sliced())
+    hold(sliced(layers=4))
 
 
 # Layers, and what else the layout has: keys of many features, windows that first slices lie within, scores written out.

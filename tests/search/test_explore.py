@@ -70,16 +70,16 @@ def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
     hold(MODELS[name], CLUSTERS[machines], asked())
 
 
-def far_apart(latency: float, *, bandwidth: float = 1e9) -> ClusterSpec:
-    """Two sites of four alike devices."""
-    nodes = (samples.nodes(devices_per_node=4, site=site) for site in ("a", "b"))
+def far_apart(latency: float, *, bandwidth: float = 1e9, devices: int = 4) -> ClusterSpec:
+    """Two sites of so many alike devices."""
+    nodes = (samples.nodes(devices_per_node=devices, site=site) for site in ("a", "b"))
     wide = Link(bandwidth=bandwidth, latency_seconds=latency)
     return replace(samples.cluster(*nodes), wide_area=wide)
 
 
 @pytest.mark.parametrize("latency", [1e-5, 1e-3, 0.1])
 def test_no_plan_beats_its_bound_where_microbatches_go_to_and_fro(latency: float) -> None:
-    hold(MODELS["dense"], far_apart(latency), replace(asked(), batch_tokens=64 * 128))
+    hold(MODELS["dense"], far_apart(latency, devices=2), replace(asked(), batch_tokens=64 * 128))
 
 
 def test_what_slow_links_make_of_few_microbatches_under_way_is_in_the_bound() -> None:

@@ -80,7 +80,7 @@ def test_where_the_least_rounds_of_a_kind_are_no_faster_ranks_meet_in_every_step
     assert found.design.plan.learners == 1
     for kind in LEARNERS:
         fixed = design(
-            MODEL, near, replace(asked((kind,), fix={"pipeline": 1, "sync": kind.value}), batch_tokens=512 * 128)
+            MODEL, near, replace(asked((kind,), fix={"pipeline": 1, "sync": kind.value}), batch_tokens=512 * 128), top=1
         )
         assert fixed.design.plan.gradients.rounds.every >= kind.least_every
         assert fixed.ranked[0].expected_seconds > found.ranked[0].expected_seconds

@@ -18,6 +18,8 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Constraints
 from tests.search import search_samples as samples
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
 SETS = ("sequence_length=2048", "batch_tokens=1Mi")
 

@@ -22,6 +22,8 @@ from meshwright.spec.report import LineName
 from meshwright.spec.units import format_percent
 from tests.search import search_samples as samples
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
 FEW_HEADS = samples.model(layers=10, layer=samples.dense_layer(heads=4, hidden=2048), vocab=2048)
 

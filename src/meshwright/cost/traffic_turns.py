@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from functools import lru_cache
 
 from meshwright.cost.traffic_parameters import Part, Unit
 from meshwright.schedule import Work, planned
-from meshwright.spec.plan import Plan, ScheduleKind, Sharding
+from meshwright.spec.plan import Plan, Schedule, ScheduleKind, Sharding
 
 Parts = tuple[Part, ...]
 
@@ -42,11 +42,12 @@ def scatters(plan: Plan, index: int, unit: Unit, *, replicas: int) -> Counter[Pa
         found[unit.parts] = planned.passes(plan.schedule, index)
         return found
     late = tuple(part for part in unit.parts if not part.early)
-    waits = [*_early_waits(plan, index)]
-    for place, early in enumerate(waits):
-        fills = replicas > 1 and (bool(late) or place == len(waits) - 1)
-        found[unit.parts if early or fills else late] += 1
-    del found[()]
+    waits = _early_waits(plan.schedule, index, rank=plan.stages[index].rank, pipeline=plan.pipeline)
+    filled = len(waits) if late else 1  # of those that find none, from the last
+    together = sum(waits[:-filled]) + filled if replicas > 1 and waits else sum(waits)
+    for parts, times in ((unit.parts, together), (late, len(waits) - together)):
+        if parts and times:
+            found[parts] += times
     return found
 
 
@@ -56,14 +57,15 @@ def _sharding(plan: Plan, index: int, unit: Unit) -> Sharding:
     return plan.group_of(last if unit.block is None else unit.block).sharding
 
 
-def _early_waits(plan: Plan, index: int) -> Iterator[bool]:
-    """For every backward of a stage that forms gradients of matrices, whether others are there too."""
-    row = planned.table(plan.schedule, pipeline=plan.pipeline)[plan.stages[index].rank]
-    early = False
-    for action in row:
+@lru_cache(maxsize=64)
+def _early_waits(schedule: Schedule, index: int, *, rank: int, pipeline: int) -> tuple[bool, ...]:
+    """For every backward of stage `index` that forms gradients of matrices, whether others are there too."""
+    early, found = False, []
+    for action in planned.table(schedule, pipeline=pipeline)[rank]:
         if action.stage != index or action.work is Work.FORWARD:
             continue
         early = early or action.work is not Work.WEIGHT
         if action.work is not Work.INPUT:
-            yield early
+            found.append(early)
             early = False
+    return tuple(found)

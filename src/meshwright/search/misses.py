@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshwright.cost.table import column_names
 from meshwright.search.batches import Listed, batch_problem
-from meshwright.search.constraints import columns_of, limits
+from meshwright.search.constraints import COLUMNS, columns_of, limits
 from meshwright.search.explain import row_words
 from meshwright.search.explore import Explorer
 from meshwright.search.prices import Prices
@@ -25,6 +26,8 @@ from meshwright.spec.units import format_bytes
 Explored = Callable[[ModelSpec, ClusterSpec, JobSpec], Explorer]
 GROWTH = (2, 4, 8, 16, 32, 64)
 SHOWN_RULES = 4
+# Columns of constraints that a table of plans has itself; a value of another is made of several of its columns.
+_OWN_COLUMNS = frozenset({*COLUMNS} & {*column_names()} - {"expert_tensor", "sync"})
 
 
 def nothing_legal(
@@ -41,7 +44,8 @@ def nothing_legal(
         other = listed(model, cluster, replace(job, constraints=relaxed))
         if not other.count:
             continue
-        column, some = where.rsplit(".", maxsplit=1)[-1], _some_plans(other, model, cluster, job)
+        column = where.rsplit(".", maxsplit=1)[-1]
+        some = _some_plans(other, model, cluster, job, unlike=column)
         first = next(some)
         legal = _legal_values((first, *some), column) if column in job.constraints.fix else []
         what = f"{job.constraints.fix[column]} leaves no legal plan" if legal else "leaves no legal plan"
@@ -98,11 +102,14 @@ def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
         yield "job.constraints.devices = all", replace(constraints, devices="any")
 
 
-def _some_plans(space: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Iterator[Plan]:
-    """At most a few thousand plans of a space that has any, from all of it."""
+def _some_plans(space: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, unlike: str) -> Iterator[Plan]:
+    """At most a few thousand plans of a space that has any, from all of it, the first of each value in a column."""
     frames = np.flatnonzero(space.sizes)
     table = space.rows_of(frames[:: max(1, len(frames) // 200)])
-    for row in range(0, len(table), max(1, len(table) // 2000)):
+    rows = np.arange(0, len(table), max(1, len(table) // 2000))
+    if unlike in _OWN_COLUMNS:
+        rows = np.sort(rows[np.unique(getattr(table, unlike)[rows], return_index=True)[1]])
+    for row in rows.tolist():
         yield table.to_plan(row, model=model.name, cluster=cluster.name, sequence_length=job.sequence_length)
 
 
