@@ -146,3 +146,12 @@ def test_ticks_of_memory_are_round_and_no_two_are_alike(decision: Decision, spre
     steps = {round(float(after.split()[0]) - float(before.split()[0]), 9) for before, after in pairwise(labels)}
     assert len(steps) == 1
     assert f"{steps.pop():e}"[:3] in ("1.0", "2.0", "2.5", "5.0")
+
+
+def test_a_shorter_step_that_is_ranked_later_is_pointed_out(decision: Decision) -> None:
+    first, *rest = decision.ranked[:3]
+    shorter = replace(rest[-1], step_seconds=0.9 * first.step_seconds)
+    told = replace(decision, ranked=(first, rest[0], shorter))
+    assert "Plan 3 has the shortest step of these" in " ".join(shown(told, width=120).split())
+    alone = replace(decision, ranked=(first,))
+    assert "has the shortest step" not in shown(alone, width=120)

@@ -38,7 +38,7 @@ class DecisionView:
         yield heading(value)
         yield ranked(value.ranked, width=width, objective=value.design.job.objective)
         if value.ordered_by:
-            yield Text(f"Ranked by {value.ordered_by}.", style="dim")
+            yield Text(f"Ranked by {value.ordered_by}.{_shortest(value)}", style="dim")
         yield from report_tables(value.report)
         yield title("why")
         yield from bullets(value.why)
@@ -116,6 +116,14 @@ def ranked(candidates: Sequence[Candidate], *, width: int, objective: Objective 
         else:
             rows.add_row(str(place), words, step, *sure, *cells, style=_style(place))
     return rows
+
+
+def _shortest(value: Decision) -> str:
+    """Which plan has the shortest step, where time is asked for and that is not the first."""
+    steps = [entry.step_seconds for entry in value.ranked]
+    if value.design.job.objective is not Objective.TIME or not min(steps) < steps[0]:
+        return ""
+    return f" Plan {steps.index(min(steps)) + 1} has the shortest step of these, and less certainly."
 
 
 def _expected(entry: Candidate) -> str:
