@@ -402,4 +402,4 @@ def test_what_is_no_table_is_one_error(text: str | None, tmp_path: Path) -> None
 
 def test_a_device_without_an_end_is_not_read() -> None:
     with pytest.raises(ConfigError, match="/dev/zero: this table cannot be read"):
-        read_runs("/dev/zero")
+        replay.read_runs("/dev/zero")
