@@ -115,9 +115,12 @@ def design(
     )
 
 
-def best(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None) -> Best:
-    """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does."""
-    tried = _tried(model, cluster, job, top=1, trainer=trainer)
+def best(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None, explained: bool = True
+) -> Best:
+    """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does; that
+    there is none is only said where it need not be `explained`, which takes as long as many searches."""
+    tried = _tried(model, cluster, job, top=1, trainer=trainer, explained=explained)
     refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
@@ -200,6 +203,7 @@ def _tried(
     top: int,
     trainable: bool = False,
     trainer: Trainer | None = None,
+    explained: bool = True,
 ) -> _Tried:
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
@@ -219,6 +223,8 @@ def _tried(
             reorder(one, top, trainable=trainable)
             refined, settled = best_refined(one, top, most=MOST * max(top, RANKED))
             fitting.append(_Arranged(arrangement=arrangement, found=one, refined=refined, settled=settled))
+    if not fitting and not explained:
+        raise NoPlanFits(Problem(what="no plan is legal and fits"))
     if not fitting:
         _explain_none(found[0][1])
     return _Tried(found=[one for _, one in found], fitting=fitting)

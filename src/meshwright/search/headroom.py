@@ -78,7 +78,7 @@ def headroom(asked: Question, decision: Decision, *, progress: Progress = vary.s
     for done, (name, words, lift) in enumerate(LIMITS):
         progress(done, len(LIMITS), words)
         lifted = lift(asked)
-        other = vary.best(lifted) if lifted is not None else ()
+        other = vary.best(lifted, explained=False) if lifted is not None else ()
         if not isinstance(other, Best):
             continue
         gain = other.report.tokens_per_second / decision.report.tokens_per_second - 1.0

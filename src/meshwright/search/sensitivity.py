@@ -69,7 +69,7 @@ def sensitivity(asked: Question, decision: Decision, *, progress: Progress = var
 def _effect(asked: Question, decision: Decision, figure: str, alter: Alter, factor: float) -> Effect:
     cluster = alter(asked.cluster, factor)
     own = vary.repriced(decision.design, cluster).step_seconds
-    found = vary.best(replace(asked, cluster=cluster))
+    found = vary.best(replace(asked, cluster=cluster), explained=False)
     today = decision.report.step_seconds
     plan, seconds = decision.design.plan, own
     if isinstance(found, Best):

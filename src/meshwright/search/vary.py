@@ -42,10 +42,10 @@ def silent(done: int, total: int, now: str = "") -> None:
     """Progress that nobody watches."""
 
 
-def best(asked: Question) -> Best | tuple[Problem, ...]:
-    """The best plan, or why there is none."""
+def best(asked: Question, *, explained: bool = True) -> Best | tuple[Problem, ...]:
+    """The best plan, or why there is none, where that is to be `explained`."""
     try:
-        return decide.best(asked.model, asked.cluster, asked.job, trainer=asked.trainer)
+        return decide.best(asked.model, asked.cluster, asked.job, trainer=asked.trainer, explained=explained)
     except (NoPlanFits, ConfigError) as error:
         return error.problems
 

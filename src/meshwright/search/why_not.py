@@ -288,7 +288,7 @@ def _nearest(
         progress(done, len(settings), word(column, value))
         for other in _neighbours(named, column, value, own=own.get(column, value)):
             changed = replace(constraints, fix={**constraints.fix, column: other})
-            made = vary.best(replace(named, job=replace(named.job, constraints=changed)))
+            made = vary.best(replace(named, job=replace(named.job, constraints=changed)), explained=False)
             if isinstance(made, Best):
                 found.append(made)
                 break
