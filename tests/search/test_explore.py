@@ -70,6 +70,29 @@ def test_no_plan_beats_its_bound(name: str, machines: str) -> None:
     hold(MODELS[name], CLUSTERS[machines], asked())
 
 
+@pytest.mark.parametrize("speeds", [(1.0, 0.4, 0.1), (0.1, 1.0, 0.4)], ids=["quickest first", "slowest first"])
+@pytest.mark.parametrize("name", ["dense", "mixture"])
+def test_no_plan_beats_its_bound_where_every_stage_is_on_other_devices(name: str, speeds: tuple[float, ...]) -> None:
+    kinds = (samples.device(name=f"kind {place}", speed=speed) for place, speed in enumerate(speeds))
+    machines = samples.cluster(
+        *(samples.nodes(devices_per_node=1, of=kind, site=f"site {place}") for place, kind in enumerate(kinds))
+    )
+    hold(MODELS[name], machines, asked())
+
+
+def test_bounds_of_unlike_devices_know_which_of_them_a_stage_lies_on() -> None:
+    """As if all were of the quicker kind, one bound in twenty would be less than a quarter of the step."""
+    model, machines = catalog.load_model("llama-3.2-1b"), catalog.load_cluster("2xH100 + 2xL40S")
+    fixed = ["constraints.fix.tensor=1", "constraints.fix.context=1", "constraints.fix.recompute=none"]
+    job = catalog.load_job(None, sets=["sequence_length=1024", "batch_tokens=65536", "precision=bf16", *fixed])
+    space = legal_space(model, machines, job)
+    bounds = Bounds(space, model=model, cluster=machines, job=job)
+    seconds = bounds.seconds(space.table, frames=space.frame_of(np.arange(len(space.keys))))
+    prices = price(space.table, model=model, cluster=machines, job=job)
+    whole = prices.finite & (space.table.world == machines.num_devices)
+    assert float(np.percentile(seconds[whole] / prices.step_seconds[whole], 5)) > 0.5
+
+
 def far_apart(latency: float, *, bandwidth: float = 1e9, devices: int = 4) -> ClusterSpec:
     """Two sites of so many alike devices."""
     nodes = (samples.nodes(devices_per_node=devices, site=site) for site in ("a", "b"))

@@ -20,6 +20,7 @@ from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
+from meshwright.cost.placement import covers
 from meshwright.cost.stacks import software_of
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
@@ -28,7 +29,7 @@ from meshwright.search.least import BlockLeast, Least
 from meshwright.search.round_trips import round_trips
 from meshwright.search.space import Space
 from meshwright.search.travel import Lasts, Work, least_seconds
-from meshwright.spec.cluster import ClusterSpec, DeviceKind
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
 from meshwright.spec.plan import Offload, ScheduleKind
@@ -131,21 +132,37 @@ class Bounds:
         starts = np.flatnonzero(np.append(True, (alike[:, 1:] != alike[:, :-1]).any(axis=0)))
         found = self._work(table.take(starts), blocks.take(at[starts]))
         work = found.take(np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(at)))))
-        step = [
-            least_seconds(
-                table,
-                work,
-                contention=self._least.contention[group.name],
-                group=group,
-                cluster=self._cluster,
-                software=software_of(self._job),
-            )
-            for group in self._cluster.groups
-        ]
+        step = np.min([self._least_on(group, table, work) for group in self._cluster.groups], axis=0)
+        if len(self._cluster.groups) > 1:
+            step = np.maximum(step, self._where_they_lie(table, blocks.take(at), at))
         owned = owned_parameters(table, work.parameters[:, :1] + work.experts[:, :1], work.experts[:, :1])
         crossed = self._crossed(table, blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0))
-        moved = np.maximum(np.min(step, axis=0), crossed)
-        return np.asarray(moved + self._optimizer(table, owned))
+        return np.asarray(np.maximum(step, crossed) + self._optimizer(table, owned))
+
+    def _least_on(self, group: NodeGroup, table: PlanTable, work: Work, *, has_first: bool = True) -> Floats:
+        """Seconds of `work` on the machines of `group`, shape (rows,)."""
+        return least_seconds(
+            table,
+            work,
+            contention=self._least.contention[group.name],
+            group=group,
+            cluster=self._cluster,
+            software=software_of(self._job),
+            has_first=has_first,
+        )
+
+    def _where_they_lie(self, table: PlanTable, blocks: BlockLeast, at: Ids) -> Floats:
+        """Seconds of the busiest pipeline rank that has devices of a node group, on these, whichever takes longest;
+        what is before it takes as long as on the quickest."""
+        arrays = self._count(table)
+        here = covers(table, arrays.rank[table.layout], cluster=self._cluster) & arrays.valid[table.layout][..., None]
+        found = []
+        for index, (group, own) in enumerate(zip(self._cluster.groups, self._least.on_each(at), strict=True)):
+            held = here[..., index]
+            work = self._work(table, blocks, own=own, among=held)
+            seconds = self._least_on(group, table, work, has_first=False)
+            found.append(np.where(held.any(axis=1), seconds, 0.0))
+        return np.asarray(np.max(found, axis=0))
 
     def _crossed(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
         """Seconds that plans take at the least to pass microbatches on between sites, with their schedules and chunks
@@ -189,14 +206,24 @@ class Bounds:
             for group in self._cluster.groups
         ]
 
-    def _work(self, table: PlanTable, blocks: BlockLeast) -> Work:
-        """What `blocks` make of the first rank of every row and of that which is longest busy, with what is before."""
+    def _work(
+        self,
+        table: PlanTable,
+        blocks: BlockLeast,
+        *,
+        own: BlockLeast | None = None,
+        among: npt.NDArray[np.bool_] | None = None,
+    ) -> Work:
+        """What `blocks` make of the first rank of every row and of that which is longest busy, with what is before;
+        with `among` of this one alone, which is one of those, and whose `own` blocks they are."""
         every = self._count(table).total.take(table.layout, axis=0)[..., :-1]
         entered = self._entered(table, blocks.forward, blocks.backward)
         busy = self._entered(table, blocks.forward, blocks.backward_work)
+        blocks = own or blocks
         path = entered + table.microbatches[:, None] * _summed(every, blocks.forward + blocks.backward)
+        path = path if among is None else np.where(among, path, -1.0)
         busiest = path.argmax(axis=1)[:, None]
-        ranks = np.concatenate([0 * busiest, busiest], axis=1)
+        ranks = np.concatenate([0 * busiest, busiest], axis=1) if among is None else busiest
         total = np.take_along_axis(every, ranks[..., None], axis=1)
         apart = np.where(table.on_grid[:, None], blocks.apart, 0.0)
 
@@ -270,7 +297,8 @@ class Bounds:
 
     def _count(self, table: PlanTable) -> LayoutArrays:
         if table.layouts != self._counted:
-            self._arrays = count(table.layouts, model=self._model, every_rank=False)
+            mixed = len(self._cluster.groups) > 1
+            self._arrays = count(table.layouts, model=self._model, every_rank=mixed)
             self._counted = table.layouts
             self._before = (self._arrays.first_upto - self._arrays.first)[..., :-1]
             kinds = [kind.block for kind in self._arrays.kinds]

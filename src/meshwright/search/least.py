@@ -104,6 +104,7 @@ class Least:
         # One more than the place of each setting among those known: 0 of the others, which are most.
         self._at = np.zeros(len(self._settings) * len(self._sizes) * 2 * _WAYS, dtype=np.int32)
         self._known: BlockLeast | None = None
+        self._each: list[BlockLeast] = []
         self.contention: dict[str, Contention | None] = {}
 
     def of(self, table: PlanTable, *, frames: Ids, sharded: Mask, cut: Mask) -> tuple[BlockLeast, Ids]:
@@ -118,12 +119,19 @@ class Least:
         assert self._known is not None
         return self._known, at - 1
 
+    def on_each(self, at: Ids) -> list[BlockLeast]:
+        """The same blocks on the machines of every node group, where `of` has found them at `at`."""
+        known = self._each or [self._known] if self._known is not None else []
+        return [blocks.take(at) for blocks in known]
+
     def endless(self) -> tuple[Floats, Floats]:
         """Seconds of a sequence forward and backward by setting and kind, of microbatches so large that nothing but
         the work counts: none of any size takes less."""
         ones = np.ones(len(self._settings), dtype=np.int64)
-        found = self._priced(
-            self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones, cut=self.cuts[-1]
+        found = _least_of_all(
+            self._priced(
+                self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones, cut=self.cuts[-1]
+            )
         )
         return found.forward / _MANY * _ROUNDED, found.backward / _MANY * _ROUNDED
 
@@ -142,7 +150,7 @@ class Least:
 
     def _keep(self, keys: Ids, pairs: Ids, ways: Ids, *, cut: bool) -> None:
         setting, size = np.divmod(pairs, len(self._sizes))
-        found = self._priced(
+        each = self._priced(
             self._settings[setting],
             self._sizes[size],
             recompute=ways // 4,
@@ -150,15 +158,19 @@ class Least:
             sharded=ways % 2,
             cut=cut,
         )
+        found = _least_of_all(each)
         known = 0 if self._known is None else len(self._known.kept)
         self._known = found if self._known is None else self._known.joined(found)
+        if len(each) > 1:
+            before = self._each
+            self._each = [one.joined(more) for one, more in zip(before, each, strict=True)] if before else each
         self._at[keys] = known + 1 + np.arange(len(keys))
 
     def _priced(
         self, settings: Ids, microbatch: Ids, *, recompute: Ids, away: Ids, sharded: Ids, cut: bool
-    ) -> BlockLeast:
-        """What is `cut` into slices works out no scores behind one, and has no mask of all of them here and no scores
-        that are written out: how many slices it has is not known."""
+    ) -> list[BlockLeast]:
+        """On the machines of every node group. What is `cut` into slices works out no scores behind one, and has no
+        mask of all of them here and no scores that are written out: how many slices it has is not known."""
         columns: dict[str, npt.ArrayLike] = {name: settings[:, index] for index, name in enumerate(SETTINGS)}
         inside = np.maximum(np.asarray(columns["expert"]) * np.asarray(columns["expert_tensor"]), 1)
         stage = np.asarray(columns["tensor"]) * np.asarray(columns["context"])
@@ -179,7 +191,11 @@ class Least:
             apart = group.device.kind is not DeviceKind.CPU
             added = [sums(block.parameters) if apart else 0.0 for block in priced.blocks]
             found.append(_least_of(priced, added=added))
-        return reduce(BlockLeast.least, found)
+        return found
+
+
+def _least_of_all(each: Sequence[BlockLeast]) -> BlockLeast:
+    return reduce(BlockLeast.least, each)
 
 
 def _least_of(priced: Blocks, *, added: Sequence[Floats | float]) -> BlockLeast:
