@@ -18,6 +18,7 @@ from meshwright.run.dry.jobs import jobs_of, shared_out
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.spec.errors import ConfigError, ExitCode, WorkerFailed
 from meshwright.spec.exchange import Exchange, TokenLayout
+from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Origin
 from tests.run import dry_cases
@@ -76,6 +77,14 @@ def check_split(entry: Design, rank: int) -> None:
     (probed,) = dry_cases.apart(dry_cases.count_probed, designs=[entry], rank=rank)
     assert probed.probed
     same(counted, probed)
+
+
+def test_a_job_that_compiles_is_counted_as_it_is_written() -> None:
+    plain = [case(Layout(batch=4), accelerator=accelerator, layers=2) for accelerator in (True, False)]
+    compiled = [replace(entry, job=replace(entry.job, compile=Switch.ON)) for entry in plain]
+    found = dry_cases.apart(dry_cases.count_whole, designs=[*plain, *compiled])
+    for (written,), (other,) in zip(found[:2], found[2:], strict=True):
+        same(written, other)
 
 
 @pytest.mark.slow

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from meshwright import catalog, search
 from meshwright.search.runtime_rules import RUNTIME_RULES
 from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
@@ -25,3 +27,17 @@ def test_plans_to_train_pass_every_rule_of_the_runtime(case: Callable[[], list[D
     for entry in designs:
         for rule in RUNTIME_RULES:
             assert rule(entry) is None, f"{rule.name}: {entry.plan.describe()}"
+
+
+def test_the_best_plan_of_a_job_that_compiles_can_be_trained() -> None:
+    """A split backward is quickest here, and is not compiled."""
+    model, machines = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("8xA100")
+    sets = ["batch_tokens=1Mi", "sequence_length=2048", "constraints.fix.pipeline=2", "constraints.fix.context=1"]
+    job = catalog.load_job(None, sets=sets)
+    written = search.design(model, machines, job, top=1)
+    compiled = search.design(model, machines, replace(job, compile=Switch.ON), top=3)
+    assert any(rule(replace(written.design, job=compiled.design.job)) for rule in RUNTIME_RULES)
+    for entry in compiled.ranked:
+        laid = replace(compiled.design, plan=entry.plan)
+        assert not [rule.name for rule in RUNTIME_RULES if rule(laid)]
+    assert not compiled.predicts_only

@@ -240,11 +240,11 @@ def software(name: str) -> Software:
 
 
 def software_of(job: JobSpec) -> Software:
-    """The software of `job`, as it runs where the job compiles it: element-wise work is fused, and a loss of its own
-    kernels reads logits once for the largest, once for their exponentials, and once to write their gradients over them.
-    """
+    """The software of `job`, as it runs where the job compiles what it does operator by operator: element-wise work is
+    fused, and a loss of its own reads logits once for the largest, once for their exponentials, and once to write their
+    gradients over them."""
     found = software(job.software)
-    if job.compile is not Switch.ON:
+    if job.compile is not Switch.ON or not found.eager:
         return found
     kernel = LossKernel(tops=True) if found.fused_loss and found.loss_kernel is None else found.loss_kernel
     return replace(found, compiled=True, loss_kernel=kernel)

@@ -77,8 +77,9 @@ def token_losses(
     """Cross entropy of each token plus `z_loss` times its squared log-partition (PaLM, 2204.02311), shape of targets.
 
     logits (..., columns) in any precision, targets (...) int64 numbered over the whole vocabulary. Where a target is
-    MASKED the loss and its gradient are 0. The result is fp32 (fp64 for fp64 logits), formed without an fp32 copy of
-    the logits. Backward writes the gradient over the logits, which nothing else may read; a second backward raises.
+    MASKED the loss and its gradient are 0, unless its logits are not finite. The result is fp32 (fp64 for fp64 logits),
+    formed without an fp32 copy of the logits. Backward writes the gradient over the logits, which nothing else may
+    read; a second backward raises.
     """
     result: Tensor = _TokenLosses.apply(logits, targets, z_loss, vocabulary or WholeVocabulary(), passes)
     return result
@@ -89,7 +90,7 @@ class _TokenLosses(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, z_loss: float, vocabulary: Vocabulary, passes: LossPasses
     ) -> Tensor:
-        rows, wanted = logits.flatten(0, -2), targets.flatten() - vocabulary.offset
+        rows, wanted = logits.detach().flatten(0, -2), targets.flatten() - vocabulary.offset
         counts = targets.flatten() != MASKED
         work = torch.promote_types(logits.dtype, torch.float32)
         top = rows.amax(dim=-1).to(work)

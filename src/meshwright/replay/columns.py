@@ -53,7 +53,7 @@ NUMBERS: Mapping[str, Number] = {
 }
 WORDS: Mapping[str, tuple[str, ...]] = {
     "status": ("ok", "oom", "fail"),
-    **dict.fromkeys(("gated", "sp", "flash"), ("yes", "no")),
+    **dict.fromkeys(("gated", "sp", "flash", "compile"), ("yes", "no")),
 }
 
 

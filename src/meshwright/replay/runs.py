@@ -117,7 +117,8 @@ class Run:
         """Tokens of a sequence: `512`, `512+114` or `extra` with `decoder_seq=114`."""
         found = self.numbers("seq")
         told = re.search(
-            r"(?:decoder|dec|target|tgt)[ _](?:seq(?:uence)?|len(?:gth)?)\w*\s*[=:]?\s*([1-9]\d*)", self.text("extra")
+            r"(?:decoder|dec|target|tgt)[ _](?:seq(?:uence)?|len(?:gth)?)\w*\s*[=:]?\s*([1-9]\d{0,7})\b",
+            self.text("extra"),
         )
         decoder = int(found[1]) if len(found) > 1 else int(told[1]) if told else None
         return Lengths(encoder=int(found[0]) if found else 0, decoder=decoder or None)
@@ -131,8 +132,9 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds of one step: as printed, else from tokens a second, else from FLOP/s as the source counts them."""
-        if not self.ran:
+        """Seconds of one step: as printed, else from tokens a second, else from FLOP/s as the source counts them; None
+        where a cell cannot be read."""
+        if not self.ran or self.faults:
             return None
         if printed := self.number("iter_s"):
             return printed

@@ -122,7 +122,7 @@ class Stack:
     def optimizer(self) -> OptimizerSpec:
         """AdamW; DeepSeek's with moments in bf16. Of NeMo AutoModel all in bf16, which its models are made in unless
         told otherwise (from_config in _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
-        if self.has(_DUAL) and self._run.text("arch").lower() == "moe-mla":
+        if self.has(_DUAL) and words.model_kind(self._run.text("arch")) == "moe-mla":
             return self._assume("moments in bf16 (2412.19437, 3.3.3)", OptimizerSpec(state=Moments.BF16))
         if not self.has(("automodel",)):
             return OptimizerSpec()
@@ -167,13 +167,16 @@ class Stack:
         said = re.search(r"recompute_modules=\[?([\w+,]+)", self._run.text("extra"))
         if said is None and self._keeps_latents:
             return "mla_up_proj+layernorm+moe_act"
-        if said is None or words.recompute(self._run.text("recompute")) != Recompute.SELECTIVE:
+        if said is None or words.recompute(self._run.text("recompute")) not in ("", Recompute.SELECTIVE):
             return ""
         return "+".join(filter(None, re.split(r"[+,]", said[1])))
 
     @property
     def _keeps_latents(self) -> bool:
-        latent, again = self._run.text("arch").lower() == "moe-mla", words.recompute(self._run.text("recompute"))
+        latent, again = (
+            words.model_kind(self._run.text("arch")) == "moe-mla",
+            words.recompute(self._run.text("recompute")),
+        )
         return latent and self.has(_DUAL) and again in ("", Recompute.SELECTIVE)
 
     @property
@@ -230,7 +233,7 @@ class Stack:
 
     def has(self, names: Sequence[str]) -> bool:
         framework = self._run.text("framework").lower().replace("nemo automodel", "automodel")  # torch, no Megatron
-        framework = re.sub(r"^deepseek\b(?!.*hai-llm)", "hai-llm", framework)
+        framework = re.sub(r"^deepseek\b(?!.*(?:hai-llm|megatron))", "hai-llm", framework)
         return any(name in framework for name in names)
 
     def _model_parallel(self) -> bool:
@@ -281,7 +284,7 @@ class Stack:
         if "overlap switched off" in extra:
             return "megatron-core-serial"
         once = any(f"dispatcher={name}" in extra for name in ("deepep", "hybridep"))
-        latent = self._run.text("arch").lower() == "moe-mla" and "dispatcher=" not in extra
+        latent = words.model_kind(self._run.text("arch")) == "moe-mla" and "dispatcher=" not in extra
         if latent and self.has(("megatron-bridge",)):
             once = self._assume("tokens cross to a node once, as in the stack's own recipes", True)
         if self.has(_DUAL):

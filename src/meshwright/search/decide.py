@@ -34,7 +34,7 @@ from meshwright.search.trainer import Trainer
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
-from meshwright.spec.job import JobSpec, Objective
+from meshwright.spec.job import JobSpec, Objective, Switch
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -208,8 +208,10 @@ def _tried(
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
     A trainer knows the usual order of axes and machines alone. What a plan holds may fall when it is laid out again,
-    so that where memory is minimised as many are as are ranked, whatever `top` is.
+    so that where memory is minimised as many are as are ranked, whatever `top` is. A job that compiles asks for plans
+    that this runtime can train, for it is what compiles.
     """
+    trainable = trainable or (job.compile is Switch.ON and trainer is None)
     top = max(top, RANKED) if job.objective is Objective.MEMORY else top
     if trainer is not None:
         job = replace(job, constraints=replace(job.constraints, order="usual"))

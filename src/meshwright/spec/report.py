@@ -210,9 +210,13 @@ def diff(predicted: Report, measured: Report) -> tuple[Gap, ...]:
     return (head, *gaps)
 
 
+_ROUNDING = 1e-12
+
+
 def close(report: Report) -> Report:
     """The report with a line `other` that makes its lines sum to the step."""
     rest = report.step.seconds - sum(line.seconds for line in report.step.lines if line.name != LineName.OTHER)
+    rest = 0.0 if abs(rest) <= _ROUNDING * report.step.seconds else rest
     lines = tuple(line for line in report.step.lines if line.name != LineName.OTHER)
     origin = report.step.origin
     other = Line(name=LineName.OTHER, seconds=rest, origin=origin)

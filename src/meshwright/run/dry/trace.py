@@ -20,6 +20,7 @@ from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
 from meshwright.schedule import planned
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.compression import usual_step
+from meshwright.spec.job import Switch
 from meshwright.spec.model import prefix_tokens
 from meshwright.spec.plan import Design
 
@@ -47,7 +48,8 @@ def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
     """The second step of this rank of the default process group, counted. Collective."""
     marks, job = Marks(slices=design.plan.schedule.slices), design.job
     learners = real(build_learners)(design.plan, device_type=device, kv_heads=design.model.kv_heads)
-    own = replace(design, plan=design.plan.of_learner())
+    # What is counted is the step as it is written: compiled layers do the same work in fewer operators.
+    own = replace(design, plan=design.plan.of_learner(), job=replace(job, compile=Switch.OFF))
     laid = parallel.lay(own, learners.mesh, device=device, seed=job.seed, recorder=marks)
     if design.plan.pipeline > 1:
         marks.watch(laid)
