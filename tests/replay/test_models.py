@@ -75,8 +75,8 @@ def test_a_decoder_is_gated_or_has_experts_as_its_columns_say() -> None:
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"zero": "ZeRO-2"}, Sharding.GRADIENTS),
-        ({"zero": "FSDP2"}, Sharding.PARAMETERS),
+        ({"zero": "ZeRO-2", "pp": "1", "dp": "8"}, Sharding.GRADIENTS),
+        ({"zero": "FSDP2", "pp": "1", "dp": "8"}, Sharding.PARAMETERS),
         ({"zero": "distributed optimizer"}, Sharding.OPTIMIZER),
         ({"zero": "ddp"}, Sharding.NONE),
         ({"recompute": "Full"}, Recompute.FULL),
@@ -89,7 +89,7 @@ def test_a_decoder_is_gated_or_has_experts_as_its_columns_say() -> None:
         ({"schedule": "1F1B-interleaved", "vpp": "3"}, ScheduleKind.INTERLEAVED),
         ({"schedule": "ZBH1"}, ScheduleKind.ZERO_BUBBLE_H1),
         ({"zero": "1 (distributed optimizer)"}, Sharding.OPTIMIZER),
-        ({"zero": "SHARD_GRAD_OP"}, Sharding.GRADIENTS),
+        ({"zero": "SHARD_GRAD_OP", "pp": "1", "dp": "8"}, Sharding.GRADIENTS),
         ({"recompute": "full/block 4"}, Recompute.FULL),
         ({"recompute": "minimal"}, Recompute.SELECTIVE),
         ({"precision": "bf16-true"}, Precision.BF16),
@@ -315,3 +315,10 @@ def test_heads_of_a_decoder_without_gates_are_as_wide_as_the_row_says() -> None:
     mixer = model.layers[0].mixer
     assert isinstance(mixer, Attention)
     assert (mixer.heads, mixer.head_dim) == (32, 256)
+
+
+@pytest.mark.parametrize("zero", ["2", "fsdp", "ZeRO-3"])
+def test_pipelines_gather_and_reduce_once_a_step(zero: str) -> None:
+    found = express(row(zero=zero))
+    assert found.design.plan.first_group.sharding is Sharding.OPTIMIZER
+    assert "parameters gathered and gradients reduced once a step" in found.assumed

@@ -12,7 +12,7 @@ from meshwright.catalog.overrides import set_path
 from meshwright.catalog.ranges import checked_design, checked_job
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Gathering, Problem
-from meshwright.spec.job import Automatic, Constraints, JobSpec
+from meshwright.spec.job import Automatic, Constraints, JobSpec, Switch
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
@@ -95,6 +95,7 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
     limits = {"devices": job.constraints.devices, "order": job.constraints.order}
     usual = Constraints()
     asked |= {"other_precisions": others} if others else {}
+    asked |= {"compile": job.compile.value} if job.compile is not Switch.OFF else {}
     asked |= {f"constraints.{name}": value for name, value in limits.items() if value != getattr(usual, name)}
     asked |= {"constraints.forbid": ", ".join(job.constraints.forbid)} if job.constraints.forbid else {}
     kept = {name: getattr(job.optimizer, name, None) for name in ("kind", "state", "master")}

@@ -131,7 +131,9 @@ class _Reader:
         if problems:
             _refuse("; ".join(map(str, problems)))
         sharding, shard = self._sharding(data, machines)
-        if sharding is Sharding.PARAMETERS and pipeline > 1 and self.stack.keeps_gathered:
+        if sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS) and pipeline > 1:
+            # torchtitan (reshard_after_forward in its models/llama3/infra/parallelize.py), NeMo AutoModel and Llama 3
+            # (2407.21783, 3.3.2) do so; DeepSpeed has no pipelines with these. A gather a microbatch has no use there.
             sharding = self._assume("parameters gathered and gradients reduced once a step", Sharding.OPTIMIZER)
         settings = BlockGroup(
             start=0,

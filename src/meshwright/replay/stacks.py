@@ -139,13 +139,6 @@ class Stack:
         return self.is_recent or self._is_xla or self.has(("torchtitan", "megascale"))
 
     @property
-    def keeps_gathered(self) -> bool:
-        """torchtitan in a pipeline gathers parameters once a step and reduces gradients once (reshard_after_forward in
-        its models/llama3/infra/parallelize.py, backward_maybe_with_nosync in torch's pipelining/stage.py), and so do
-        NeMo AutoModel's benchmarks (reshard_after_forward in its examples/llm_benchmark)."""
-        return self.has(("torchtitan", "automodel"))
-
-    @property
     def usual_schedule(self) -> str:
         """What its pipelines do where a run does not say: Llama 3's stages were interleaved (2407.21783, 3.3.2)."""
         return "interleaved-1f1b" if self.has(("llama 3",)) else ""

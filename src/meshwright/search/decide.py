@@ -208,8 +208,8 @@ def _tried(
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
     A trainer knows the usual order of axes and machines alone. What a plan holds may fall when it is laid out again,
-    so that where memory is minimised as many are as are ranked, whatever `top` is. A job that compiles asks for plans
-    that this runtime can train, for it is what compiles.
+    so that where memory is minimised as many are as are ranked, whatever `top` is. This runtime is what compiles a job,
+    and can train its plans.
     """
     trainable = trainable or (job.compile is Switch.ON and trainer is None)
     top = max(top, RANKED) if job.objective is Objective.MEMORY else top
@@ -225,21 +225,19 @@ def _tried(
             reorder(one, top, trainable=trainable)
             refined, settled = best_refined(one, top, most=MOST * max(top, RANKED))
             fitting.append(_Arranged(arrangement=arrangement, found=one, refined=refined, settled=settled))
-    if not fitting and not explained:
-        raise NoPlanFits(Problem(what="no plan is legal and fits"))
     if not fitting:
-        _explain_none(found[0][1])
+        raise _none(found[0][1]) if explained else NoPlanFits(Problem(what="no plan is legal and fits"))
     return _Tried(found=[one for _, one in found], fitting=fitting)
 
 
-def _explain_none(found: Explorer) -> None:
-    """Raises NoPlanFits, with the closest miss."""
+def _none(found: Explorer) -> NoPlanFits:
+    """The closest miss."""
     asked = found.model, found.cluster, found.job
     if not found.space.count:
-        raise NoPlanFits(nothing_legal(*asked, found.space, listed=legal_space))
+        return NoPlanFits(nothing_legal(*asked, found.space, listed=legal_space))
     if not found.priced:
-        raise NoPlanFits(found.held.nothing_left())
-    raise NoPlanFits(nothing_fits(*asked, found, explored=partial(explored, trainer=found.held.trainer)))
+        return NoPlanFits(found.held.nothing_left())
+    return NoPlanFits(nothing_fits(*asked, found, explored=partial(explored, trainer=found.held.trainer)))
 
 
 def _worthwhile(tried: Sequence[_Arranged], objective: Objective) -> list[_Arranged]:
