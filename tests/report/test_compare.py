@@ -11,6 +11,7 @@ import meshwright
 from meshwright.report import compare
 from meshwright.spec.codec import canonical
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Line, LineName, Origin, Report
 
@@ -69,6 +70,12 @@ def test_machines_of_one_name_and_unlike_figures_are_told(tmp_path: Path) -> Non
     same = compare(tmp_path / "a.json", tmp_path / "a.json")
     assert "cluster" not in same.settings
     assert "figures" not in same.verdict
+
+
+def test_what_one_of_two_compiles_is_told(tmp_path: Path) -> None:
+    design = write(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text(replace(design, job=replace(design.job, compile=Switch.ON)).to_json())
+    assert compare(tmp_path / "a.json", tmp_path / "b.json").settings == {"compile": ("off", "on")}
 
 
 def test_of_different_models_there_is_no_verdict(tmp_path: Path) -> None:

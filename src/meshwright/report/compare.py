@@ -124,6 +124,7 @@ def _described(design: Design) -> dict[str, str]:
         "cluster": design.cluster.name,
         "batch": f"{plan.read_tokens:,} tokens",
         "sequence length": f"{plan.sequence_length:,}",
+        "compile": design.job.compile.value,
     }
     untold = {"data"} if plan.experts else {"data", "expert", "expert_tensor"}
     columns = {

@@ -131,5 +131,6 @@ def _at(points: Points, place: float) -> float:
 
 
 def _signed(nats: float) -> str:
-    """`0.074 nats above`."""
+    """`0.074 nats above`; what rounds to none is above."""
+    nats = round(nats, 3)
     return f"{abs(nats):.3f} nats {'above' if nats >= 0 else 'below'}"
