@@ -202,3 +202,11 @@ def test_llama_3_interleaved_its_stages_and_a_policy_of_maxtext_keeps_products()
     other = express(row(**stages | {"framework": "Megatron-Core"}))
     assert "as many stages on a rank as are predicted fastest" not in other.assumed
     assert words.recompute("save_dot_with_context_except_mlp") == "selective"
+
+
+def test_what_is_taken_of_what_is_unsaid_is_told():
+    found = replay(row(extra="vpp and mbs not printed"))
+    assert found.assumed[-1].startswith("so taken: microbatches of ")
+    assert found.assumed[-1].endswith("recompute")
+    said = replay(row(recompute="full", mbs="1", vpp="2"))
+    assert not any(words.startswith("so taken") for words in said.assumed)

@@ -10,7 +10,7 @@ from meshwright import cost
 from meshwright.replay.express import Expressed
 from meshwright.replay.runs import Run
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Offload, Recompute
 from meshwright.spec.report import Report
 
 _UNLIKELY = 0.1  # to fit: memory is seldom so far off
@@ -48,6 +48,18 @@ def priced_all(expressed: Sequence[Expressed]) -> list[Priced | ConfigError]:
     return [found[0] if isinstance(found[0], ConfigError) else _kept(_known(found)) for found in told]
 
 
+def taken(expressed: Expressed, found: Design) -> tuple[str, ...]:
+    """What the design that was kept has of what was open, in words; nothing where the source said it all."""
+    plan, group = found.plan, found.plan.first_group
+    if not expressed.others and not expressed.smaller:
+        return ()
+    words = [f"microbatches of {plan.microbatch}"]
+    words += [f"{plan.schedule.chunks} stages on a rank"] if plan.schedule.chunks > 1 else []
+    words += [f"{group.recompute.value} recompute" if group.recompute is not Recompute.NONE else "no recompute"]
+    words += ["activations in the host's memory"] if group.offload is Offload.ACTIVATIONS else []
+    return (f"so taken: {', '.join(words)}",)
+
+
 def in_alike_parts(runs: Sequence[Run]) -> list[list[int]]:
     """Places of `runs`, in parts of rows that name one model on one cluster, or several such."""
     order = sorted(range(len(runs)), key=lambda place: [runs[place].text(name) for name in _ALIKE])
@@ -56,7 +68,7 @@ def in_alike_parts(runs: Sequence[Run]) -> list[list[int]]:
 
 
 def _kept(found: Sequence[Priced]) -> Priced:
-    return min(found, key=lambda one: (not one.report.fits, one.report.step_seconds))
+    return min(found, key=lambda one: (not one.report.fits, not _may_fit(one), one.report.step_seconds))
 
 
 def _may_fit(one: Priced) -> bool:

@@ -16,7 +16,7 @@ from meshwright.cost.uncertainty import SPREADS, Cause
 from meshwright.replay.express import Expressed, express
 from meshwright.replay.learned import learned
 from meshwright.replay.models import InexpressibleError
-from meshwright.replay.pricing import Priced, in_alike_parts, priced_all
+from meshwright.replay.pricing import Priced, in_alike_parts, priced_all, taken
 from meshwright.replay.regimes import launch_share, regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
@@ -144,7 +144,7 @@ def _found(run: Run, expressed: Expressed, price: Priced | ConfigError) -> Repla
         predicted_bytes=peak_bytes(report, run),
         memory_bytes=printed * 1e9 if printed and run.ran else None,
     )
-    return Replayed(run=run, point=point, assumed=expressed.assumed)
+    return Replayed(run=run, point=point, assumed=(*expressed.assumed, *taken(expressed, price.design)))
 
 
 def _doubts(report: Report) -> dict[str, float]:
