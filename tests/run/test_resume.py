@@ -11,7 +11,7 @@ import pytest
 
 from meshwright.run.files import write_json
 from meshwright.run.outcome import Ended, ended_path
-from meshwright.run.resume import changes, check_resumable, steps_of
+from meshwright.run.resume import changes, check_resumable, going_on, steps_of
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import PowerSgd
 from meshwright.spec.errors import ConfigError
@@ -73,6 +73,16 @@ def test_a_run_that_ended_well_had_saved(run: Path, tmp_path: Path) -> None:
     write_json(ended_path(run), Ended(ending=Ending.PAUSED, step=7, total_steps=20, tokens=7, seconds=1.0))
     with pytest.raises(ConfigError, match="no complete checkpoint of it is left"):
         check_resumable(run)
+
+
+def test_a_run_that_has_no_step_left_says_how_it_goes_on(run: Path, tmp_path: Path) -> None:
+    saved(run, 20)
+    entry = design(tmp_path, steps=20, checkpoint=CheckpointSpec(every_steps=5))
+    write_json(ended_path(run), Ended(ending=Ending.FINISHED, step=20, total_steps=20, tokens=7, seconds=1.0))
+    (line,) = going_on(run, entry)
+    assert line.startswith("all 20 steps are done and none is trained; --set job.total_tokens=")
+    longer = replace(entry, job=replace(entry.job, total_tokens=2 * entry.job.total_tokens))
+    assert not [line for line in going_on(run, longer) if "none is trained" in line]
 
 
 def test_a_checkpoint_that_is_spoilt_is_named(run: Path) -> None:

@@ -48,6 +48,19 @@ def check_resumable(run_dir: Path) -> str | None:
     return f"nothing to go on from: {past} never saved a checkpoint; the run begins at step 0"
 
 
+def going_on(run_dir: Path, design: Design) -> list[str]:
+    """What a person should know of the run in `run_dir` as it goes on by `design`, a line each. Raises as
+    `check_resumable` does."""
+    begins, ended, last = check_resumable(run_dir), read_ended(run_dir), design.job.total_steps
+    lines = [begins] if begins else []
+    lines += changes(load_design(run_dir / "design.json"), design)
+    if ended is not None and ended.step >= last:
+        lines.append(
+            f"all {last:,} steps are done and none is trained; --set job.total_tokens=... makes the run longer"
+        )
+    return lines
+
+
 def changes(before: Design, after: Design) -> list[str]:
     """A line for each thing of the plan and the job that is another from here on than it was until now."""
     old, new = (dict(_fields(codec.encode(design.job), "job")) for design in (before, after))

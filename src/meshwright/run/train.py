@@ -19,7 +19,7 @@ from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, this_machine
 from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
-from meshwright.run.resume import changes, check_resumable
+from meshwright.run.resume import going_on
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.goodput import Mark, Moment
@@ -65,9 +65,8 @@ def train(
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
     if resume:
-        line = check_resumable(folder)
-        for told in ([line] if line else []) + changes(load_design(folder / "design.json"), design):
-            say(told)
+        for line in going_on(folder, design):
+            say(line)
     predicted = cost.predict(design)
     if design.job.checkpoint.interval is Interval.GOODPUT:
         predicted_costs(predicted)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from meshwright import cost, search
 from meshwright.run import preflight
-from meshwright.run.files import load_design
 from meshwright.run.launching import dstack, kubernetes, sbatch, skypilot, slurm, ssh
 from meshwright.run.launching.ask import Ask, Place, check
 from meshwright.run.launching.clouds import design_name
 from meshwright.run.launching.grace import grace_seconds
 from meshwright.run.launching.shares import Share, shares
-from meshwright.run.resume import changes, check_resumable
+from meshwright.run.resume import going_on
 from meshwright.run.train import with_absolute_paths, write_design
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
@@ -81,9 +80,8 @@ def keep(design: Design, ask: Ask, *, decision: search.Decision | None, say: Say
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=ask.run, resume=ask.resume)
     if ask.resume:
-        line = check_resumable(ask.run)
-        for told in ([line] if line else []) + changes(load_design(ask.run / "design.json"), design):
-            say(told)
+        for line in going_on(ask.run, design):
+            say(line)
     write_design(design, ask.run, predicted=cost.predict(design), decision=decision)
     (ask.run / "logs").mkdir(exist_ok=True)
 
