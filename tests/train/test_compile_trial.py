@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from meshwright.parallel.compile import compile_layers, uncompile_layers
-from meshwright.train.compile_trial import CompileTrial, LayerCompiler
-from meshwright.train.events import Log, StepDone
+from meshwright.train.compile_trial import CompileTold, CompileTrial, LayerCompiler
+from meshwright.train.events import Log, Started, StepDone
 
 
 @dataclass
@@ -55,6 +55,12 @@ def test_a_short_run_does_not_try() -> None:
     board = Switchboard()
     assert said(board, compiled=0.1, total=100) == ["compile: off; 92.0 s of training would not win it back"]
     assert board.calls == []
+
+
+def test_a_run_that_compiles_says_why_it_begins_slowly() -> None:
+    (action,) = CompileTold().react(Started(step=0, total_steps=10))
+    assert isinstance(action, Log)
+    assert action.text.startswith("compile: on; ")
 
 
 def test_a_missing_compiler_is_one_line() -> None:

@@ -22,7 +22,7 @@ from meshwright.spec.job import Interval, Switch
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.train.checkpoint import Checkpoint, Store, is_corrupt, of_checkpoint
-from meshwright.train.compile_trial import CompileTrial, LayerCompiler
+from meshwright.train.compile_trial import CompileTold, CompileTrial, LayerCompiler
 from meshwright.train.copies import Copies
 from meshwright.train.elastic import Inherited, Joining, KeepCopies, Membership, take_over
 from meshwright.train.events import Reactor
@@ -235,10 +235,11 @@ def _reactors(
         run.observe = partial(_observer, run, place=place, predicted=predicted, pause_at=pause_at)
     compiler = LayerCompiler(laid=run.laid, refusal=uncompiled(run.design.plan))
     trial = CompileTrial(compiler=compiler, total_steps=job.total_steps)
+    compiling = {Switch.AUTO: (trial,), Switch.ON: (CompileTold(),), Switch.OFF: ()}
     return (
         OnSpoilt(non_finite=job.non_finite, spike=job.spike, last_saved=saved, furthest=saved or 0),
         *_verifying(run, saved=saved),
-        *((trial,) if job.compile is Switch.AUTO else ()),
+        *compiling[job.compile],
         *_watching(run, place=place),
         EvaluateEvery(steps=job.evaluation.every_steps),
         _saving(run, place=place, predicted=predicted, saved=saved),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from meshwright.spec.errors import EnvironmentUnfit
 from meshwright.spec.units import format_seconds
-from meshwright.train.events import Action, Event, Log, StepDone
+from meshwright.train.events import Action, Event, Log, Started, StepDone
 
 # Compiling costs tens of seconds, and gains at most a third: shorter runs do not win it back.
 WORTHWHILE_SECONDS = 300.0
@@ -52,6 +52,14 @@ class LayerCompiler:
 
     def undo(self) -> None:
         self.laid.uncompile()
+
+
+class CompileTold:
+    """job.compile = "on": why the first steps take longer."""
+
+    def react(self, event: Event) -> Iterable[Action]:
+        said = "compile: on; layers and the loss compile at their first pass, and the first steps wait for that"
+        return (Log(text=said),) if isinstance(event, Started) else ()
 
 
 @dataclass(slots=True, kw_only=True)
