@@ -74,9 +74,9 @@ def fastest_microbatch(design: Design, *, device: str) -> int:
 
 def in_turn(
     found: dict[str, Design], *, device: str, folder: Path, turns: int
-) -> Iterator[tuple[dict[str, list[plans.Measured]], list[float]]]:
-    """After every turn of all designs and the plain loop, one after another: what was measured till then. A design
-    whose run fails is told and left out from then on."""
+) -> Iterator[tuple[dict[str, list[plans.Measured]], list[float], set[str]]]:
+    """After every turn of all designs and the plain loop, one after another: what was measured till then, and which
+    designs have failed, that are left out from then on."""
     size = fastest_microbatch(found[YARDSTICK], device=device)
     ours: dict[str, list[plans.Measured]] = {name: [] for name in found}
     theirs: list[float] = []
@@ -94,7 +94,7 @@ def in_turn(
         taken = yardstick.plain(found[YARDSTICK], microbatch=size, steps=STEPS, device=device, compiled=True)
         theirs.append(taken.step_seconds)
         print(f"plain: {1e3 * theirs[-1]:.1f} ms", flush=True)
-        yield {name: runs for name, runs in ours.items() if runs}, theirs
+        yield {name: runs for name, runs in ours.items() if runs}, theirs, failed
 
 
 def step_seconds(runs: Sequence[plans.Measured]) -> float:
@@ -146,9 +146,10 @@ def main() -> None:
     subprocess.run([plans.COMMAND, "cluster", "measure", "--devices", "1"], check=True)
     found = designs(options)
     kept = "gpu" if options.device == "cuda" else "gpu-tried"
-    for ours, theirs in in_turn(found, device=options.device, folder=options.folder, turns=options.turns):
+    for ours, theirs, failed in in_turn(found, device=options.device, folder=options.folder, turns=options.turns):
         plain = statistics.median(theirs)
         rows = [row for name, runs in ours.items() for row in rows_of(name, found[name], runs, plain=plain)]
+        rows += [record.Row(name=name, target="it runs", measured="failed", holds=False) for name in sorted(failed)]
         raw = {"plain_seconds": theirs, "plans": {name: [asdict(run) for run in runs] for name, runs in ours.items()}}
         record.keep(kept, rows, raw)
     record.finish(kept, rows, raw)
