@@ -298,8 +298,8 @@ def _head(block: Head, at: Local, bench: Bench, work: Work) -> None:
     _norm(block.norm, at, bench, work)
     m, v = at.tokens, math.ceil(block.vocab / at.tensor)
     bench.linear(work, m, v, block.width)
-    # cast to fp32, largest, difference, exponential, sum; backward: again, less one at the target, times the loss, cast
-    bench.touch(work, m * v * (6 + 4 + 8 + 8 + 4), m * v * (6 + 8 + 8 + 8 + 6))
+    # largest, difference in fp32, exponential, sum; backward: difference, exponential, times the loss over the logits
+    bench.touch(work, m * v * (2 + 6 + 8 + 4), m * v * (6 + 8 + 6))
     work.kernels += 8
     work.matrices += 1
     work.dense += 0 if block.tied else v * block.width
