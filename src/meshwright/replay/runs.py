@@ -156,11 +156,9 @@ class Run:
 def read_runs(path: Path | str) -> tuple[Run, ...]:
     """Every row of `path`. Raises ConfigError when it is no such table."""
     place = expanded(path)
-    if place.is_char_device():
-        raise ConfigError(
-            Problem(what="this table cannot be read", where=str(place), why="it is a device that has no end")
-        )
     try:
+        if place.is_char_device():
+            raise OSError("it is a device that has no end")
         with place.open(newline="", encoding="utf-8-sig") as file:
             table = csv.DictReader(file, restkey=_TOO_MANY, restval=None)
             columns = table.fieldnames or ()
