@@ -46,7 +46,8 @@ class Sizes:
     kernels of their own add biases to products, and sum their gradients. `dropout`: branches drop elements out.
     `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
-    the loss, where that is not the stack's usual operators. `whole_logits`: every tensor rank has all logits for it.
+    the loss, where that is not the stack's usual operators; `fused_loss`: those write gradients over the logits.
+    `whole_logits`: every tensor rank has all logits for it.
     `experts`: how those of a mixture are handled; `grouped_experts`: one kernel multiplies all of them in two bytes.
     """
 

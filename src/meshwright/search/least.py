@@ -120,9 +120,8 @@ class Least:
         return self._known, at - 1
 
     def on_each(self, at: Ids) -> list[BlockLeast]:
-        """The same blocks on the machines of every node group, where `of` has found them at `at`."""
-        known = self._each or [self._known] if self._known is not None else []
-        return [blocks.take(at) for blocks in known]
+        """The same blocks on the machines of each of several node groups, where `of` has found them at `at`."""
+        return [blocks.take(at) for blocks in self._each]
 
     def endless(self) -> tuple[Floats, Floats]:
         """Seconds of a sequence forward and backward by setting and kind, of microbatches so large that nothing but
