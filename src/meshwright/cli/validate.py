@@ -34,6 +34,7 @@ def validate(
                 "sources": found.sources,
                 "regimes": found.regimes,
                 "reasons": found.reasons,
+                "remarks": found.remarks,
             }
         )
     else:

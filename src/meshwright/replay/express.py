@@ -16,6 +16,7 @@ from meshwright.replay.runs import Run
 from meshwright.replay.stacks import EIGHT_BIT, Stack
 from meshwright.replay.stages import between, even, filled, stages
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
+from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.model import Mixture, ModelSpec
@@ -121,7 +122,9 @@ class _Reader:
         devices, machines = used.devices, used.spec
         data = run.whole("dp") or devices // (tensor * pipeline * context)
         if tensor * pipeline * context * data != devices:
-            _refuse(f"tp {tensor} x pp {pipeline} x cp {context} x dp {data} is not {devices} devices")
+            said = f"tp {tensor} x pp {pipeline} x cp {context}"
+            of_data = f" x dp {data} is not" if run.whole("dp") else " does not divide"
+            _refuse(f"{said}{of_data} {devices} devices")
         microbatch, microbatches = self._batch(data)
         heads = self.run.whole("heads")
         if heads and heads % tensor:
@@ -183,16 +186,16 @@ class _Reader:
         return ExpertGrid(expert=expert, tensor=slices)
 
     def _offload(self) -> Offload:
-        text = self.run.text("offload").lower()
-        if text in ("", "no", "none"):
-            away = self.stack.keeps_checkpoints_away and words.recompute(self.run.text("recompute")) == Recompute.FULL
-            said = "what enters layers in the host's memory, as in the stack's own scripts"
-            return self._assume(said, Offload.ACTIVATIONS) if away else Offload.NONE
-        if text.startswith("act"):
-            return Offload.ACTIVATIONS
-        if text.startswith(("opt", "cpu-adam", "cpu_adam")):
-            return Offload.OPTIMIZER
-        return _refuse(f"offload {text} is not known")
+        text = self.run.text("offload")
+        said = words.offload(text)
+        if said not in set(Offload):
+            _refuse(f"offload {text} is not known; {nearest(said, (kind.value for kind in Offload))}")
+        again = words.recompute(self.run.text("recompute")) == Recompute.FULL
+        if Offload(said) is Offload.NONE and self.stack.keeps_checkpoints_away and again:
+            return self._assume(
+                "what enters layers in the host's memory, as in the stack's own scripts", Offload.ACTIVATIONS
+            )
+        return Offload(said)
 
     def _layers_away(self) -> int | None:
         """Of how many layers of a stage, the first ones, activations are offloaded; None where it is all of them."""
@@ -226,7 +229,7 @@ class _Reader:
         chunks = self.run.whole("vpp") or 1
         name = words.pipeline_schedule(self.run.text("schedule")) or self.stack.usual_schedule
         if name not in _SCHEDULES:
-            _refuse(f"the schedule {name} is not known")
+            _refuse(f"the schedule {name} is not known; {nearest(name, filter(None, _SCHEDULES))}")
         if name == "dualpipe":
             self.assumed.append("DualPipe taken to be DualPipeV, which holds parameters once")
         kind = _SCHEDULES[name]
@@ -254,7 +257,7 @@ class _Reader:
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}
         known |= {"3": Sharding.PARAMETERS, "hsdp": Sharding.PARAMETERS}
         if text not in known:
-            _refuse(f"zero {text} is not known")
+            _refuse(f"zero {text} is not known; {nearest(text, filter(None, known))}")
         if known[text] is Sharding.NONE or data == 1:
             return Sharding.NONE, 1
         shard = data
@@ -294,7 +297,7 @@ class _Reader:
         if not text:
             return self._assume("no recompute where that can fit", Recompute.NONE)
         if text not in set(Recompute):
-            _refuse(f"recompute {text} is not known")
+            _refuse(f"recompute {text} is not known; {nearest(text, (kind.value for kind in Recompute))}")
         return Recompute(text)
 
     def _precision(self) -> Precision:
@@ -304,7 +307,11 @@ class _Reader:
         if text in EIGHT_BIT:
             return EIGHT_BIT[text]
         if text:
-            return Precision(text) if text in set(Precision) else _refuse(f"precision {text} is not known")
+            if text not in set(Precision):
+                _refuse(
+                    f"precision {text} is not known; {nearest(text, (*(kind.value for kind in Precision), *EIGHT_BIT))}"
+                )
+            return Precision(text)
         found = Precision.BF16 if self.stack.defaults_to_bf16 else Precision.FP16
         return self._assume(found.value, found)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import group_of
 from meshwright.replay.names import Named, known_device, named_devices
 from meshwright.replay.networks import Islands, between_sites, islands, joined
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, NodeGroup
+from meshwright.spec.codec import nearest
 
 _MEMORY_DIFFERS = 0.15
 _SLICES = re.compile(r"\b(\d+)\s*slices?\b|\bslices?\s*=\s*(\d+)", re.IGNORECASE)
@@ -43,7 +45,7 @@ def machines_of(run: Run, *, assumed: list[str]) -> Machines | str:
     named = named_devices(run.text("gpu"))
     unknown = next((entry.name for entry in named if entry.device is None), None)
     if unknown is not None:
-        return f"no figures of the device {unknown or '(blank)'}"
+        return f"no figures of the device {unknown}; {nearest(unknown, devices())}" if unknown else "gpu is blank"
     counts = _counts(run, named)
     if isinstance(counts, str):
         return counts

@@ -33,6 +33,7 @@ _REMOTE = re.compile(r"infiniband|\bib\b|roce|rdma|slingshot|omni|\befa\b|rocev2
 _HOST_DRIVEN = re.compile(r"omni-?path|\bopa\b", re.IGNORECASE)
 _PIECES = re.compile(r"(?=[;,+])")  # each with what sets it apart
 _BETWEEN = re.compile(r"\bbetween\b", re.IGNORECASE)
+_NAMED = re.compile(r"nv-?link|nvl\d|\bici\b|\bdcn\b|data cent|torus|pci|none|single node", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,12 @@ def islands(text: str) -> Islands:
     each = tuple(part.strip() for part in rest.split("+") if part.strip())
     joined = _BETWEEN.split(between[0])[0].strip(";,+").strip() if between else ""
     return Islands(each=each or ("",), between=joined)
+
+
+def says_network(text: str) -> bool:
+    """Whether a kind of network, a generation or a rate is read in `text`."""
+    kinds = (_SLOW, _REMOTE, _HOST_DRIVEN, _NAMED, _RATE)
+    return any(kind.search(text) for kind in kinds) or any(name in text.lower() for name in _GENERATIONS)
 
 
 def node_gigabits(link: str, devices: int) -> float | None:

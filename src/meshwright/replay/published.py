@@ -18,6 +18,7 @@ from meshwright.replay.learned import learned
 from meshwright.replay.models import InexpressibleError
 from meshwright.replay.pricing import Priced, in_alike_parts, priced_all, taken
 from meshwright.replay.regimes import launch_share, regime
+from meshwright.replay.remarks import remarks
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
 from meshwright.spec.errors import ConfigError, Problem
@@ -39,13 +40,17 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """Scores over all sources, of each and by regime, every row, and how often each reason kept a row out."""
+    """Scores over all sources, of each and by regime, every row, and how often each reason kept a row out.
+
+    `remarks` are what the table says and nothing reads, each with its rows.
+    """
 
     overall: Scores
     sources: Mapping[str, Scores]
     regimes: Mapping[str, RegimeScores]
     rows: tuple[Replayed, ...]
     reasons: Mapping[str, int]
+    remarks: Mapping[str, int]
 
 
 def validate(path: Path | str, *, progress: Callable[[int, int], None] | None = None, processes: int = 1) -> Validation:
@@ -74,6 +79,7 @@ def validate(path: Path | str, *, progress: Callable[[int, int], None] | None = 
         regimes=by_regime(points),
         rows=tuple(rows),
         reasons=dict(reasons.most_common()),
+        remarks=remarks(runs),
     )
 
 

@@ -60,6 +60,11 @@ _RECOMPUTES: Mapping[str, str] = {
         "selective",
     ),
 }
+_OFFLOADS: Mapping[str, str] = {
+    **dict.fromkeys(("no", "off", "false"), "none"),
+    **dict.fromkeys(("cpu", "yes", "on", "zerooffload", "cpuadam", "cpuoffload", "os", "adam"), "optimizer"),
+    **dict.fromkeys(("param", "params", "weights", "zeroinfinity", "infinity", "full", "all"), "parameters"),
+}
 _SCHEDULES: Mapping[str, str] = {
     **dict.fromkeys(("none", "no", "dapple", "pipedreamflush", "pipedream1f1b", "non-interleaved"), "1f1b"),
     **dict.fromkeys(("interleaved1f1b", "interleaved", "vpp", "virtualpipeline", "circular"), "interleaved-1f1b"),
@@ -71,6 +76,9 @@ _SCHEDULES: Mapping[str, str] = {
     **dict.fromkeys(("zbv", "zerobubblev"), "zbv"),
     **dict.fromkeys(("1f1bflush", "flush"), "1f1b"),
 }
+
+
+_OFFLOAD_STARTS = {"act": "activations", "opt": "optimizer", "cpuadam": "optimizer", "param": "parameters"}
 
 
 def model_kind(text: str, *, gated: bool | None = None, experts: bool = False) -> str | None:
@@ -108,6 +116,13 @@ def recompute(text: str) -> str:
     """none, selective or full, by the first word; so many layers are layers computed again in full."""
     word = re.split(r"[ (,;:=+/]", text.lower())[0]
     return "full" if re.match(r"\d+ (?:of \d+ )?layers?", text.lower()) else _RECOMPUTES.get(word, word)
+
+
+def offload(text: str) -> str:
+    """none, optimizer, activations or parameters, by the first of them: `act-40-layers`, `parameters and optimizer`."""
+    word = _plain(text)
+    first = next((kind for start, kind in _OFFLOAD_STARTS.items() if word.startswith(start)), word)
+    return _OFFLOADS.get(word, first) or "none"
 
 
 def pipeline_schedule(text: str) -> str:

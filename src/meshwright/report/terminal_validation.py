@@ -45,7 +45,7 @@ def validation(found: Validation) -> Group:
         f"{memory.ran_refused} of {ran} that ran are refused too"
     )
     by_regime = (title("by regime"), regimes(found.regimes))
-    return Group(SourcesView(found), told, *_untimed(found), *by_regime, *_left_out(found))
+    return Group(SourcesView(found), told, *_untimed(found), *by_regime, *_left_out(found), *_remarked(found))
 
 
 def _untimed(found: Validation) -> list[Text]:
@@ -97,13 +97,26 @@ def regimes(found: Mapping[str, RegimeScores]) -> Table:
 def _left_out(found: Validation) -> list[Text | Table]:
     if not found.reasons:
         return []
-    rows = table(columns=[("rows", "right"), ("not predicted, because", "left")])
+    first = {row.reason: row.run.line for row in reversed(found.rows) if row.reason}
+    rows = table(columns=[("rows", "right"), ("first in line", "right"), ("not predicted, because", "left")])
     for reason, count in list(found.reasons.items())[:_REASONS_SHOWN]:
-        rows.add_row(f"{count:,}", Text(reason))
+        rows.add_row(f"{count:,}", f"{first[reason]:,}", Text(reason))
     more = len(found.reasons) - _REASONS_SHOWN
     if more > 0:
-        rows.add_row("", Text(f"and {more:,} more reasons: --json or --predictions"))
+        rows.add_row("", "", Text(f"and {more:,} more reasons: --json or --predictions"))
     return [title("left out"), rows]
+
+
+def _remarked(found: Validation) -> list[Text | Table]:
+    if not found.remarks:
+        return []
+    rows = table(columns=[("rows", "right"), ("in the table and not read", "left")])
+    for remark, count in list(found.remarks.items())[:_REASONS_SHOWN]:
+        rows.add_row(f"{count:,}", Text(remark))
+    more = len(found.remarks) - _REASONS_SHOWN
+    if more > 0:
+        rows.add_row("", Text(f"and {more:,} more: --json"))
+    return [title("remarks"), rows]
 
 
 _COLUMNS = (
