@@ -14,6 +14,7 @@ from meshwright.report.page import render
 from meshwright.report.time_spent import goodput_figure
 from meshwright.spec.errors import Problem, WorkerFailed
 from meshwright.spec.goodput import Goodput, Interruption, Mark, Moment, Spent, account
+from meshwright.spec.units import format_seconds
 from meshwright.train.observe.timekeeper import first_line, note
 
 MARKS = (
@@ -46,6 +47,25 @@ def test_lines_say_the_useful_share_and_what_each_fault_cost() -> None:
     small = Interruption(step=1, why="a test", undone_steps=0, seconds={Spent.RESTART: 1.0})
     many = replace(goodput(), interruptions=(*goodput().interruptions, *[small] * 6))
     assert goodput_lines(many)[-1] == "  2 more interruptions: 2.00 s lost"
+
+
+@pytest.mark.parametrize(("done", "why"), [(False, "asked to stop"), (True, "had done the steps")])
+def test_an_end_that_was_asked_for_is_not_called_lost_and_what_came_after_it_is_told_apart(
+    *, done: bool, why: str
+) -> None:
+    marks = [replace(mark, asked=True, done=done, why="") if mark.what is Moment.ENDED else mark for mark in MARKS]
+    marks[7] = replace(marks[7], step=420)
+    marks[8] = replace(marks[8], first=421)
+    found = account(marks)
+    assert found is not None
+    first, second = goodput_lines(found)
+    assert first.endswith("; and 5 min 0 s asleep beside them")
+    assert f"of {format_seconds(found.held_seconds)} was useful" in first
+    assert second.startswith("  48.0 s to go on from step 420: it ")
+    assert why in second
+    figure = goodput_figure(found)
+    assert figure is not None
+    assert "48.0 s to go on" in figure.body
 
 
 def test_the_page_of_a_run_has_its_time(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

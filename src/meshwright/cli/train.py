@@ -155,7 +155,7 @@ def _after(outcome: Outcome) -> list[str]:
 
     ended, lines = outcome.ended, list[str]()
     if outcome.measured is not None:
-        lines += ["", *report.explain(outcome.run_dir).lines()]
+        lines += ["", *report.explain(outcome.run_dir).lines(ways=False)]
     lines += ["", f"step {ended.step} of {ended.total_steps} is done and saved in {outcome.run_dir}"]
     if ended.validation_loss is not None and ended.bits_per_byte is not None:
         figures = f"validation loss {ended.validation_loss:.4f}, bits per byte {ended.bits_per_byte:.4f}"

@@ -63,8 +63,8 @@ class Explanation:
     loss_gap: LossGap | None = None
     ways: tuple[Way, ...] = ()
 
-    def lines(self) -> tuple[str, ...]:
-        """The explanation as lines of text: headline, sentences, ways to meet, then the step and memory.
+    def lines(self, *, ways: bool = True) -> tuple[str, ...]:
+        """The explanation as lines of text: headline, sentences, `ways` to meet, then the step and memory.
 
         Where nothing was measured, or nothing predicted, the other is the only column.
         """
@@ -78,8 +78,8 @@ class Explanation:
             table.append((name, _bytes(entry.predicted), _bytes(entry.measured), signed_bytes(gap)))
         known = [column == 0 or any(cells[column] != UNKNOWN for cells in table[1:]) for column in range(4)]
         kept = [[cell for cell, shown in zip(cells, known, strict=True) if shown] for cells in table]
-        ways = ("", *_aligned(ways_cells(self.ways))) if self.ways else ()
-        return (f"{self.name}: {self.plan}", self.headline, *self.sentences, *ways, "", *_aligned(kept))
+        meetings = ("", *_aligned(ways_cells(self.ways))) if ways and self.ways else ()
+        return (f"{self.name}: {self.plan}", self.headline, *self.sentences, *meetings, "", *_aligned(kept))
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

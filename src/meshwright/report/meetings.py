@@ -78,7 +78,7 @@ def meetings(design: Design, predicted: Report) -> Meetings:
     ways = _ways(design, priced)
     own = f"as {ways[0].words}" if _is_special(priced[0]) else ways[0].words
     waits = ", all learners waited for" if design.plan.gradients.rounds.quorum else ""
-    met = f"This plan's ranks meet {own}; the table of ways has what others would take for its layout{waits}."
+    met = f"This plan's ranks meet {own}{waits}."
     measured = _told_losses(list(dict.fromkeys(way.loss for way in ways if way.loss)))
     advised = (*advice(design, priced), *advise_quorum(design, predicted))
     told = [f"{line[:1].upper()}{line[1:]}." for line in advised]

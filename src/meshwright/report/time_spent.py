@@ -17,9 +17,11 @@ _TOLD = 5
 def goodput_lines(goodput: Goodput) -> list[str]:
     """`time: 97 % useful of 3.2 h; ...`, then a line for each of the costliest interruptions."""
     rest = {kind: each for kind, each in _rest(goodput).items() if each >= 0.0005 * goodput.wall_seconds}
+    asleep = rest.pop(Spent.ASLEEP, 0.0)
     parts = ", ".join(f"{kind} {format_seconds(each)}" for kind, each in rest.items())
     whole = f"time: {format_percent(goodput.ettr)} of {format_seconds(goodput.held_seconds)} was useful (ETTR)"
-    lines = [f"{whole}; {parts}" if parts else whole]
+    beside = f"and {format_seconds(asleep)} asleep beside them" if asleep else ""
+    lines = ["; ".join(part for part in (whole, parts, beside) if part)]
     costly = sorted(goodput.interruptions, key=lambda each: -each.lost_seconds)
     lines += [f"  {interruption_line(each)}" for each in costly[:_TOLD]]
     if len(costly) > _TOLD:
@@ -29,9 +31,13 @@ def goodput_lines(goodput: Goodput) -> list[str]:
 
 
 def interruption_line(each: Interruption) -> str:
-    """`9.1 s lost, back to step 120: rank 1 was killed (signal 9); undone steps 4.1 s (40), restarts 5 s`."""
+    """`9.1 s lost, on from step 120: rank 1 was killed (signal 9); undone steps 4.1 s (40), restarts 5 s`.
+
+    What was wanted is not called lost.
+    """
     parts = ", ".join(_part(each, kind) for kind, seconds in each.seconds.items() if seconds)
-    told = f"{format_seconds(each.lost_seconds)} lost, on from step {each.step:,}: {each.why}"
+    word = "to go" if each.was_wanted else "lost,"
+    told = f"{format_seconds(each.lost_seconds)} {word} on from step {each.step:,}: {each.why}"
     return f"{told}; {parts}" if parts else told
 
 
@@ -47,7 +53,7 @@ def goodput_figure(goodput: Goodput | None) -> Figure | None:
         bar_row(
             f"on from step {each.step:,}",
             _bar(f"lost before step {each.step:,}", each.seconds, wall),
-            f"{format_seconds(each.lost_seconds)} lost",
+            f"{format_seconds(each.lost_seconds)} {'to go on' if each.was_wanted else 'lost'}",
         )
         for each in costly
     ]

@@ -262,7 +262,7 @@ def _decode_dataclass(kind: type, value: Any, where: str, problems: list[Problem
     for key, item in value.items():
         path = f"{where}.{key}" if where else str(key)
         if key not in fields:
-            problems.append(Problem(what="unknown key", where=path, fix=nearest(str(key), fields)))
+            problems.append(Problem(what="unknown key", where=path, fix=_meant(str(key), hints)))
         else:
             found[key] = _decode(hints[key], _with_kind(item, fields[key].default), path, problems)
     for name, field in fields.items():
@@ -270,6 +270,13 @@ def _decode_dataclass(kind: type, value: Any, where: str, problems: list[Problem
         if required and name not in value:
             problems.append(Problem(what=f"{name!r} is missing", where=where or kind.__name__))
     return kind(**found) if len(problems) == before else None
+
+
+def _meant(key: str, hints: Mapping[str, Any]) -> str:
+    """As `nearest` of the fields of a table; where none of them is `key` and one of a table among them is, that one."""
+    tables = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+    inside = [name for name, hint in tables.items() if key in {field.name for field in dataclasses.fields(hint)}]
+    return f"did you mean {f'{inside[0]}.{key}'!r}?" if inside else nearest(key, hints)
 
 
 def _with_kind(value: Any, default: Any) -> Any:

@@ -7,6 +7,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
+UNTOLD = "it ended without a word"
+_ASKED = "it was asked to stop"
+_DONE = "it had done the steps it was asked for"
+
+
 class Spent(StrEnum):
     """What a stretch of time was: every second of a run is of one of these.
 
@@ -83,6 +88,11 @@ class Interruption:
     def lost_seconds(self) -> float:
         return sum(self.seconds.values())
 
+    @property
+    def was_wanted(self) -> bool:
+        """Whether the run ended as somebody had asked, and did not fail."""
+        return self.why in (_ASKED, _DONE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
@@ -106,9 +116,6 @@ class Goodput:
         return self.wall_seconds - self.seconds.get(Spent.ASLEEP, 0.0)
 
 
-UNTOLD = "it ended without a word"
-_ASKED = "it was asked to stop"
-_DONE = "it had done the steps it was asked for"
 _SPOILT = "a loss or a norm that is not finite"
 _PLAIN = {
     Moment.SPOILT: Spent.SPOILT,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
+from statistics import median_low
 from typing import TYPE_CHECKING, TextIO
 
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.1
-_SMOOTHING = 0.1
+_RECENT = 20  # steps whose middle is the pace of those to come
 _LEAST_FIRST = ("rate", "grad", "useful", "memory", "mfu", "share", "left", "speed")
 
 
@@ -35,7 +37,7 @@ def step_line(metrics: Metrics, *, total_steps: int, remaining_seconds: float | 
         "memory": format_bytes(metrics["memory_bytes"] or 0.0),
         "share": f"{format_percent(share)} of prediction" if share is not None else "",
         "useful": f"{format_percent(useful)} useful" if useful is not None else "",
-        "left": f"ETA {format_seconds(remaining_seconds)}" if remaining_seconds is not None else "",
+        "left": f"ETA {format_seconds(remaining_seconds)}" if remaining_seconds else "",
     }
     parts = {name: part for name, part in parts.items() if part}
     for name in _LEAST_FIRST:
@@ -74,14 +76,12 @@ class Console:
         self._gone = False
         self._written = float("-inf")
         self._pending = ""
-        self._seconds: float | None = None
+        self._recent = deque[float](maxlen=_RECENT)
+        self._begun = False
 
     def step(self, metrics: Metrics) -> None:
         """Shows a step when it is time for one."""
-        seconds = float(metrics["seconds"] or 0.0)
-        ahead = (1.0 - _SMOOTHING) * self._seconds + _SMOOTHING * seconds if self._seconds else seconds
-        self._seconds = ahead
-        remaining = ahead * (self._end_step - int(metrics["step"] or 0))
+        remaining = self._pace(metrics) * (self._end_step - int(metrics["step"] or 0))
         width = self._live.width if self._live else None
         self._pending = step_line(metrics, total_steps=self._total_steps, remaining_seconds=remaining, width=width)
         now = time.monotonic()
@@ -99,6 +99,16 @@ class Console:
         self._flush()
         if self._live:
             self._attempt(self._live.finish)
+
+    def _pace(self, metrics: Metrics) -> float:
+        """Seconds of a step to come: the middle of the last ones; where only the first of this process is done, whose
+        kernels were chosen or compiled, what was predicted, if anything was."""
+        seconds, share = float(metrics["seconds"] or 0.0), metrics["of_prediction"]
+        if not self._begun:
+            self._begun = True
+            return seconds * (share or 1.0)
+        self._recent.append(seconds)
+        return median_low(self._recent)
 
     def _flush(self) -> None:
         if self._pending:
