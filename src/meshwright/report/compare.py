@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from meshwright.report.differences import differences
 from meshwright.report.loss_gap import LossGap, loss_gap
 from meshwright.report.run_files import RunFiles, read_run
-from meshwright.report.settings import plan_settings
 from meshwright.report.waterfall import Waterfall, waterfall
-from meshwright.search.constraints import columns_of
 from meshwright.search.explain import SEEN
-from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.plan import Design, Plan
+from meshwright.spec.plan import Plan
 from meshwright.spec.report import MemoryPart, Origin, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -82,7 +80,7 @@ def compare(one: Path | str, other: Path | str) -> Comparison:
         other=second,
         origin=Origin.MEASURED if measured else first.report.step.origin,
         verdict=_compared(files, first, second, measured=measured),
-        settings=_settings(*(entry.design for entry in files)),
+        settings=differences(*(entry.design for entry in files)),
         step=_steps(first.waterfall, second.waterfall),
         memory=_memory(first.report, second.report),
         loss_gap=None if gap is None else replace(gap, run=names[1], reference=names[0]),
@@ -96,47 +94,6 @@ def _side(name: str, files: RunFiles, *, measured: bool) -> Side:
 
         report = predict(files.design)
     return Side(name=name, plan=files.design.plan, report=report, waterfall=waterfall(report))
-
-
-def _settings(one: Design, other: Design) -> dict[str, tuple[str, str]]:
-    ours, theirs = _described(one), _described(other)
-    ours["cluster"], theirs["cluster"] = _machines(one.cluster, other.cluster)
-    return {
-        name: (ours.get(name, "-"), theirs.get(name, "-"))
-        for name in dict.fromkeys((*ours, *theirs))
-        if ours.get(name) != theirs.get(name)
-    }
-
-
-def _machines(one: ClusterSpec, other: ClusterSpec) -> tuple[str, str]:
-    """The names of both; where one name stands for unlike machines, what tells them apart."""
-    if one == other or one.name != other.name:
-        return one.name, other.name
-    if one.origin is not other.origin:
-        return f"{one.name}, {one.origin.value}", f"{other.name}, {other.origin.value}"
-    return one.name, f"{other.name}, with other figures"
-
-
-def _described(design: Design) -> dict[str, str]:
-    plan = design.plan
-    head = {
-        "model": design.model.name,
-        "cluster": design.cluster.name,
-        "batch": f"{plan.read_tokens:,} tokens",
-        "sequence length": f"{plan.sequence_length:,}",
-        "compile": design.job.compile.value,
-    }
-    untold = {"data"} if plan.experts else {"data", "expert", "expert_tensor"}
-    columns = {
-        name.replace("_", " "): f"{value:,}" if isinstance(value, int) else str(value)
-        for name, value in columns_of(plan).items()
-        if name not in untold
-    }
-    laid = dict(plan_settings(plan, has_experts=False))
-    order = {"axes, outermost first": "usual" if plan.has_usual_order else laid["axes, outermost first"]}
-    order |= {"devices of the ranks": laid["devices of the ranks"]}
-    ends = ", ".join(str(stage.stop) for stage in plan.stages) if len(plan.stages) <= 8 else "see --json"
-    return {**head, **columns, **order, "microbatches": str(plan.schedule.microbatches), "stages end at block": ends}
 
 
 def _steps(one: Waterfall, other: Waterfall) -> tuple[Pair, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshwright.search.settings import devices_words
 from meshwright.spec.group_words import sharding_words
-from meshwright.spec.placement_words import placement_words
 from meshwright.spec.plan import BlockGroup, Design, Dispatch, Plan, TensorGrid
 
 Setting = tuple[str, str]
@@ -43,11 +43,12 @@ def plan_settings(plan: Plan, *, has_experts: bool) -> tuple[Setting, ...]:
         ("recompute", _by_blocks(plan, lambda each: each.recompute.value)),
         ("offload", _by_blocks(plan, lambda each: each.offload.value)),
         ("precision", group.precision.value),
+        ("trained", _by_blocks(plan, lambda each: each.training.value)),
         ("gradients meet in", _gradients(plan)),
         ("replicas meet", _meeting(plan)),
         ("batch", _sequences(plan.sequences)),
         ("axes, outermost first", ", ".join(axis.name.value for axis in plan.axes if axis.size > 1) or _NONE),
-        ("devices of the ranks", _devices(plan)),
+        ("devices of the ranks", devices_words(plan)),
         ("blocks a stage", _blocks(plan)),
     )
 
@@ -67,18 +68,14 @@ def _meeting(plan: Plan) -> str:
     return f"as {gradients.kind.value} {steps}, in {gradients.rounds.precision.value}"
 
 
-def _devices(plan: Plan) -> str:
-    """`as listed`, or the devices in the order of the ranks: `16 to 31, 0 to 15`."""
-    return placement_words(plan.placement) if plan.placement and plan.is_placed else "as listed"
-
-
 def _context(plan: Plan) -> str:
     if plan.context == 1:
         return "1"
     inner, outer = plan.exchange.inner, plan.context // plan.exchange.inner
     heads = "all-to-all" if outer == 1 else f"all-to-all {inner}"
     keys = plan.exchange.kind.value if outer > 1 else ""
-    return ", ".join(part for part in (str(plan.context), heads if inner > 1 else "", keys) if part)
+    layout = plan.exchange.layout.value
+    return ", ".join(part for part in (str(plan.context), heads if inner > 1 else "", keys, layout) if part)
 
 
 def _by_blocks(plan: Plan, value: Callable[[BlockGroup], str]) -> str:

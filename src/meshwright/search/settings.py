@@ -99,7 +99,7 @@ def differing(one: Plan, other: Plan) -> dict[str, tuple[Value, Value]]:
     pairs = {column: (ours[column], theirs[column]) for column in ours if column in theirs and column not in skipped}
     pairs["recomputed blocks"] = _recomputed(one), _recomputed(other)
     pairs["order of axes"] = _axes(one), _axes(other)
-    pairs["order of devices"] = _devices(one), _devices(other)
+    pairs["order of devices"] = devices_words(one), devices_words(other)
     if pairs["recompute"][0] != pairs["recompute"][1]:
         del pairs["recomputed blocks"]
     return {column: pair for column, pair in pairs.items() if pair[0] != pair[1]}
@@ -110,7 +110,8 @@ def _axes(plan: Plan) -> str:
     return "usual" if plan.has_usual_order else " ".join(axis.name.value for axis in plan.axes if axis.size > 1)
 
 
-def _devices(plan: Plan) -> str:
+def devices_words(plan: Plan) -> str:
+    """`as listed`, or the devices in the order of the ranks: `16 to 31, 0 to 15`."""
     return placement_words(plan.placement) if plan.placement and plan.is_placed else "as listed"
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
 UNTOLD = "it ended without a word"
 _ASKED = "it was asked to stop"
 _DONE = "it had done the steps it was asked for"

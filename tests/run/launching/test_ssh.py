@@ -172,19 +172,22 @@ def test_hosts_do_not_outlive_one_that_fails(python: str, tmp_path: Path, monkey
             outlives=False,
         )
 
-    assert run("failing", "two") == ExitCode.WORKER
-    assert "two | left alone" in shown
+    for hosts in (("failing", "two"), ("two", "failing")):
+        shown.clear()
+        assert run(*hosts) == ExitCode.WORKER
+        assert "two | left alone" in shown
     with pytest.raises(WorkerFailed, match="dying: ended without a word"):
         run("dying", "two")
     assert run("done", "done") == ExitCode.OK
 
 
+@pytest.mark.parametrize("order", [("returning", "training"), ("training", "returning")])
 def test_an_elastic_run_outlives_a_host_which_is_entered_again(
-    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    order: tuple[str, str], python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "_AGAIN_SECONDS", 0.1)
     said, words = list[str](), (python, "part", str(tmp_path / "mark"))
-    hosts = [Named(host=host, words=words) for host in ("returning", "training")]
+    hosts = [Named(host=host, words=words) for host in order]
     code = remote.run(hosts, run_dir=tmp_path, say=said.append, show=lambda *_line: None, outlives=True)
     assert code == ExitCode.SAVED
     assert said == ["returning is lost; the others go on, and it is entered again until it comes back"]

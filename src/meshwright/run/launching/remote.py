@@ -82,13 +82,17 @@ def _read(host: str, process: subprocess.Popen[str], log: Path, show: Show) -> N
 def _wait(running: Sequence[_Running]) -> None:
     """All have ended, or one failed and the others did not follow it."""
     deadline = float("inf")
-    while any(each.process.poll() is None for each in running):
-        failed = [each for each in running if each.process.returncode not in (None, ExitCode.OK, ExitCode.SAVED)]
-        if failed:
+    while None in (codes := _codes(running)):
+        if not {None, ExitCode.OK, ExitCode.SAVED}.issuperset(codes):
             deadline = min(deadline, time.monotonic() + _FOLLOWING_SECONDS)
         if time.monotonic() >= deadline:
             return
         time.sleep(_LOOK_SECONDS)
+
+
+def _codes(running: Sequence[_Running]) -> list[int | None]:
+    """What each has ended with by now; None while it runs. All are asked: a code is not known before."""
+    return [each.process.poll() for each in running]
 
 
 def _wait_for_most(running: list[_Running], named: Sequence[Named], *, run_dir: Path, say: Say, show: Show) -> None:
@@ -96,11 +100,11 @@ def _wait_for_most(running: list[_Running], named: Sequence[Named], *, run_dir: 
     again, so that those who train take them in."""
     again: dict[int, float] = {}
     deadline = float("inf")
-    while any(each.process.poll() is None for each in running) and time.monotonic() < deadline:
-        if any(each.process.returncode in _WELL for each in running):
+    while None in (codes := _codes(running)) and time.monotonic() < deadline:
+        if not set(_WELL).isdisjoint(codes):
             deadline = min(deadline, time.monotonic() + _FOLLOWING_SECONDS)
-        for index, each in enumerate(running):
-            if each.process.returncode is None or each.process.returncode in set(ExitCode):
+        for index, (each, code) in enumerate(zip(running, codes, strict=True)):
+            if code is None or code in set(ExitCode):
                 continue
             if index not in again:
                 say(f"{each.host} is lost; the others go on, and it is entered again until it comes back")
