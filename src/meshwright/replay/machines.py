@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from meshwright.catalog.device_names import known_device
 from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import group_of
-from meshwright.replay.names import Named, known_device, named_devices
+from meshwright.replay.names import Named, named_devices
 from meshwright.replay.networks import Islands, between_sites, islands, joined
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, NodeGroup

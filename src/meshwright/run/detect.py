@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from meshwright import catalog
+from meshwright.catalog.device_names import known_device
+from meshwright.catalog.nodes import group_of
 from meshwright.run.machine import Machine, cache_root, installed, this_machine
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, NodeGroup, Precision
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit, MeshwrightError, Problem
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 
-# Parts of names that torch gives to devices joined by NVLink.
-_NVLINK_NAMES = ("SXM", "HBM3", "GB200", "B200", "H200", "A100-SXM", "V100-SXM")
-_SHORT_NAMES: tuple[tuple[str, str], ...] = (
-    ("GB200", "GB200"),
-    ("B200", "B200"),
-    ("H200", "H200"),
-    ("H100", "H100"),
-    ("A100-SXM4-80GB", "A100-80GB"),
-    ("A100", "A100-40GB"),
-    ("V100", "V100"),
-    ("T4", "T4"),
-    ("L40S", "L40S"),
-    ("L4", "L4"),
-)
+_PART = re.compile(
+    r"\bmig\b|laptop|max-q", re.IGNORECASE
+)  # of a device, or one of another power
 
 
 def detect(*, devices: int | None = None) -> ClusterSpec:
@@ -84,6 +76,10 @@ def _accelerators(machine: Machine, names: tuple[str, ...], devices: int | None)
                 fix=f"ask for at most {len(names)}, or hide them (CUDA_VISIBLE_DEVICES=) to use the processor",
             )
         )
+    if unlike := set(names[:count]) - {names[0]}:
+        kinds = f"{names[0]} and {', '.join(sorted(unlike))}"
+        fix = "hide some (CUDA_VISIBLE_DEVICES=), or ask for the first ones alone"
+        raise EnvironmentUnfit(Problem(what=f"unlike accelerators in one machine: {kinds}", where="devices", fix=fix))
     device, inside = _preset(names[0]) or _unknown(names[0])
     sources = dict(device.sources) | {"name": f"torch calls it {names[0]}"}
     device = replace(device, memory_bytes=_accelerator_memory() or device.memory_bytes, sources=sources)
@@ -98,24 +94,13 @@ def _accelerators(machine: Machine, names: tuple[str, ...], devices: int | None)
 
 def _preset(name: str) -> tuple[DeviceSpec, Link] | None:
     """The catalog's device and in-node link for what torch calls it; None when it knows none."""
-    short = next((short for part, short in _SHORT_NAMES if part.lower() in name.lower()), None)
-    if short is None:
-        return None
-    try:
-        group = catalog.load_cluster(f"8x{short}").groups[0]
-    except MeshwrightError:
-        return None
-    return group.device, group.inside
+    device = None if _PART.search(name) else known_device(name)
+    return None if device is None else (device, group_of(device.name, nodes_count=1).inside)
 
 
 def _unknown(name: str) -> tuple[DeviceSpec, Link]:
     """An accelerator of which nothing is known but its name: figures that measurement must replace; no peak, no MFU."""
-    fast = any(part in name for part in _NVLINK_NAMES)
-    link = Link(
-        bandwidth=300e9 if fast else 20e9,
-        latency_seconds=5e-6,
-        sources={"bandwidth": "guessed from the name: NVLink" if fast else "guessed from the name: PCIe 4.0 x16"},
-    )
+    link = Link(bandwidth=20e9, latency_seconds=5e-6, sources={"bandwidth": "guessed: PCIe 4.0 x16"})
     peaks: Mapping[Precision, float] = {}
     device = DeviceSpec(
         name=name,
