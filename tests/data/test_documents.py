@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.data.documents import PIECE_CHARACTERS, cut, read_pieces
+from meshwright.data import documents as documents_module
+from meshwright.data.documents import LONGEST_PIECE, PIECE_CHARACTERS, cut, read_pieces
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Source
 
@@ -52,7 +53,36 @@ def test_a_long_text_is_cut_before_spaces_after_words_and_nothing_is_lost() -> N
     assert all(part[0] == " " and not part[1].isspace() for part in parts[1:])
     assert all(not part[-1].isspace() for part in parts[:-1])
     assert all(len(part) <= 2 * PIECE_CHARACTERS for part in parts)
-    assert cut("x" * 200_000) == ["x" * 200_000]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "漢字仮名交じり文、" * 60_000,
+        "漢字仮名交じり文。\n" * 60_000,
+        "漢字仮名交じり文。\n\n" * 60_000,
+        "QUJD" * 150_000,
+        "QUJDREVGR0g=\n" * 50_000,
+    ],
+)
+def test_a_text_without_spaces_is_cut_too_and_read_in_a_time_that_its_length_tells(text: str, tmp_path: Path) -> None:
+    """Every line joined what was held before it and searched that again: two million characters took minutes."""
+    parts = cut(text)
+    assert "".join(parts) == text
+    assert max(map(len, parts)) <= LONGEST_PIECE
+    path = tmp_path / "long.txt"
+    path.write_text(text)
+    searched = 0
+
+    def counted(given: str) -> list[str]:
+        nonlocal searched
+        searched += len(given)
+        return cut(given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents_module, "cut", counted)
+        assert [piece.text for piece in read_pieces(Source(path=str(path)))] == parts
+    assert searched < 8 * len(text)
 
 
 def test_a_plain_text_file_is_one_document_and_its_mark_is_dropped(tmp_path: Path) -> None:

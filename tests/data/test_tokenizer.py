@@ -53,8 +53,8 @@ def test_ranks_give_the_ids_of_the_file_they_are_from(novels: RankTokenizer) -> 
         assert novels.end not in fast
 
 
-def test_a_cut_text_encodes_as_the_whole(novels: RankTokenizer) -> None:
-    text = TEXT * 2000
+@pytest.mark.parametrize("text", [TEXT * 2000, "漢字仮名、交じり文、" * 20_000, "漢字仮名。\nalso\n" * 20_000])
+def test_a_cut_text_encodes_as_the_whole(text: str, novels: RankTokenizer) -> None:
     assert len(cut(text)) > 1
     (parts,) = novels.encode_batch([text])
     assert parts.tolist() == novels._encoding.encode_ordinary(text)

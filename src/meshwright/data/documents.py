@@ -16,11 +16,14 @@ from meshwright.spec.json_text import parse_json
 from meshwright.spec.paths import expanded
 
 PIECE_CHARACTERS = 32768
+LONGEST_PIECE = 4 * PIECE_CHARACTERS
 _MOST_NAMED = 5
 _JSON_SUFFIXES = (".jsonl", ".ndjson")
 _TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst")
 _FIELDS = ("prompt_field", "text_field")
 _CUT = re.compile(r"(?<=\S)(?= \S)")
+# A mark between letters, or a line's end: tokenizers that split at words end one before the first and after the second.
+_CUT_WITHOUT_SPACES = re.compile(r"(?<=[^\W\d_])(?=[^\w\s][^\W\d_])|(?<=\S\n)(?=\S)")
 
 
 class Progress(Protocol):
@@ -95,14 +98,20 @@ def read_pieces(source: Source, *, progress: Progress = silent) -> Iterator[Piec
 
 
 def cut(text: str) -> list[str]:
-    """Parts of `text` of about PIECE_CHARACTERS, cut before spaces that follow a word; joined they are the text."""
+    """Parts of `text` of about PIECE_CHARACTERS, cut before spaces that follow a word; joined they are the text.
+
+    Where none comes for LONGEST_PIECE, as in scripts without spaces, the cut is where words end otherwise, or there.
+    """
     parts, start = [], 0
     while len(text) - start > 2 * PIECE_CHARACTERS:
-        match = _CUT.search(text, start + PIECE_CHARACTERS)
-        if match is None:
+        first, last = start + PIECE_CHARACTERS, start + LONGEST_PIECE
+        match = _CUT.search(text, first, last)
+        if match is None and len(text) <= last:
             break
-        parts.append(text[start : match.start()])
-        start = match.start()
+        match = match or _CUT_WITHOUT_SPACES.search(text, first, last)
+        end = last if match is None else match.start()
+        parts.append(text[start:end])
+        start = end
     parts.append(text[start:])
     return parts
 
@@ -194,7 +203,7 @@ def _flaw(text: str) -> str:
 def _text_pieces(lines: Iterator[bytes], file: Path, problems: _Problems) -> Iterator[Piece]:
     """One document: the whole file."""
     buffer: list[str] = []
-    held, place, opens, blank = 0, 0, True, True
+    held, due, place, opens, blank = 0, 2 * PIECE_CHARACTERS, 0, True, True
     for number, line in enumerate(lines, 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -210,12 +219,13 @@ def _text_pieces(lines: Iterator[bytes], file: Path, problems: _Problems) -> Ite
         buffer.append(text)
         held += len(text)
         blank = blank and not text.strip()
-        if held > 2 * PIECE_CHARACTERS and not blank:
+        if held > due and not blank:
             *parts, rest = cut("".join(buffer))
             for part in parts:
                 yield Piece(text=part, opens=opens)
                 opens = False
             buffer, held = [rest], len(rest)
+            due = 2 * PIECE_CHARACTERS if parts else LONGEST_PIECE
     if not blank:
         for part in cut("".join(buffer)):
             yield Piece(text=part, opens=opens)

@@ -14,9 +14,7 @@ from meshwright.run.machine import Machine, cache_root, installed, this_machine
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Link, NodeGroup, Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 
-_PART = re.compile(
-    r"\bmig\b|laptop|max-q", re.IGNORECASE
-)  # of a device, or one of another power
+_PART = re.compile(r"\bmig\b|laptop|max-q", re.IGNORECASE)  # of a device, or one of another power
 
 
 def detect(*, devices: int | None = None) -> ClusterSpec:
