@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.catalog.ranges import checked_job
 from meshwright.data import Corpus, prepare
 from meshwright.data.pack import Packed
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import DataSpec, Source
+from meshwright.spec.job import DataSpec, JobSpec, Source
 from meshwright.spec.targets import MASKED
 from tests.data.stories import story
 
@@ -215,3 +216,11 @@ def test_preparing_never_imports_torch(stories: Path, tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_source_too_faint_for_the_turns_of_a_mixture_is_refused() -> None:
+    faint = DataSpec(sources=(Source(path="x"), Source(path="y", weight=1e-6)))
+    with pytest.raises(ConfigError, match="source 1 has less than a 131,072th of all weight"):
+        prepare(faint, sequence_length=8, seed=0, cache="somewhere")
+    with pytest.raises(ConfigError, match=r"data\.sources"):
+        checked_job(JobSpec(data=faint))

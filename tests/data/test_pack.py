@@ -77,6 +77,17 @@ def test_a_mixture_keeps_its_weights_over_any_stretch(weights: list[float], star
     assert np.abs(found - share).max() <= len(weights) / 1024
 
 
+@pytest.mark.parametrize("weights", [(1.0,) * 1100, (1.0, 1e-5), (0.7, 0.2, 1e-4, 0.1)])
+def test_faint_streams_and_many_of_them_have_their_share(weights: tuple[float, ...]) -> None:
+    """A period of 1,024 turns left out all streams but so many, and gave the faintest a hundred times its weight."""
+    stream, window = packed(*(80,) * len(weights), weights=weights).places(np.arange(2**20, dtype=np.int64))
+    found = np.bincount(stream, minlength=len(weights)) / 2**20
+    share = np.array(weights) / sum(weights)
+    assert found.min() > 0.0
+    assert np.abs(found / share - 1.0).max() < 0.15
+    assert window.max() < 80 // LENGTH
+
+
 def test_every_stream_of_a_mixture_is_read_without_a_gap() -> None:
     source = packed(900, 500, weights=(5.0, 2.0))
     stream, window = source.places(np.arange(4000, dtype=np.int64))
@@ -87,8 +98,8 @@ def test_every_stream_of_a_mixture_is_read_without_a_gap() -> None:
 
 
 def test_a_weight_near_nothing_still_has_its_turn() -> None:
-    stream, _ = packed(100, 100, weights=(1.0, 1e-9)).places(np.arange(1024, dtype=np.int64))
-    assert (stream == 1).sum() == 1
+    stream, _ = packed(100, 100, weights=(1.0, 1e-9)).places(np.arange(2**20, dtype=np.int64))
+    assert (stream == 1).sum() == 8
 
 
 def test_documents_count_from_each_end_token() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from meshwright.data.pack import Packed, Stream
 from meshwright.spec.targets import MASKED
-from meshwright.train.evaluate import num_batches, validate
+from meshwright.train.evaluate import num_sequences, validate
 from meshwright.train.feed import Feed
 
 LENGTH = 4
@@ -19,10 +19,10 @@ LENGTH = 4
 
 @pytest.mark.parametrize(
     ("tokens", "available", "expected"),
-    [(1000, 10_000, 15), (64, 10_000, 1), (1, 10_000, 1), (1000, 37, 2), (1000, 3, 1)],
+    [(1000, 10_000, 250), (64, 10_000, 16), (1, 10_000, 1), (1000, 37, 37), (1000, 3, 3)],
 )
-def test_whole_batches_of_what_is_asked_and_no_sequence_twice(tokens: int, available: int, expected: int) -> None:
-    assert num_batches(tokens=tokens, batch=16, sequence_length=4, available=available) == expected
+def test_as_many_tokens_as_are_asked_and_no_sequence_twice(tokens: int, available: int, expected: int) -> None:
+    assert num_sequences(tokens=tokens, sequence_length=4, available=available) == expected
 
 
 def held_out(windows: int, *, bytes_of_token: int) -> Packed:
@@ -48,7 +48,7 @@ def test_ranks_read_each_sequence_once_and_compute_as_many_rows(batch: int, repl
 
 
 class Means:
-    """A model whose loss of a sequence is its first token; keeps what it was given."""
+    """A model whose loss of a sequence that has targets is its first token; keeps what it was given."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -62,9 +62,10 @@ class Means:
     ) -> torch.Tensor:
         assert documents is not None
         assert ahead is None
-        assert torch.equal(tokens[:, 1:], targets[:, :-1])
-        self.seen.append(tokens)
-        return tokens[:, 0].double().mean()
+        there = (targets != MASKED).any(dim=1)
+        assert torch.equal(tokens[there, 1:], targets[there, :-1])
+        self.seen.append(tokens[there])
+        return tokens[there, 0].double().mean() if there.any() else torch.zeros((), dtype=torch.float64)
 
 
 def test_the_mean_of_every_batch_and_bits_by_the_bytes_of_its_targets() -> None:
@@ -74,6 +75,24 @@ def test_the_mean_of_every_batch_and_bits_by_the_bytes_of_its_targets() -> None:
     assert found.loss == pytest.approx(first)
     assert found.bits_per_byte == pytest.approx(first / math.log(2) / 3)
     assert found.num_sequences == 24
+
+
+@pytest.mark.parametrize(
+    ("tokens", "windows", "read"), [(11 * LENGTH, 40, 11), (3 * LENGTH, 40, 3), (24 * LENGTH, 5, 5)]
+)
+def test_the_last_batch_has_no_more_sequences_than_are_asked_for_and_held_out(
+    tokens: int, windows: int, read: int
+) -> None:
+    packed, model = held_out(windows, bytes_of_token=1), Means()
+    found = validate(model, held_out=packed, feed=feed(replica=0, replicas=1), tokens=tokens)
+    assert found.num_sequences == read
+    assert found.loss == pytest.approx(packed.sequences(0, read).tokens[:, 0].mean())
+    shared = [Means() for _ in range(3)]
+    for replica, each in enumerate(shared):
+        validate(each, held_out=packed, feed=feed(replica=replica, replicas=3), tokens=tokens)
+    assert sorted(int(row[0]) for each in shared for batch in each.seen for row in batch) == sorted(
+        packed.sequences(0, read).tokens[:, 0].tolist()
+    )
 
 
 def test_data_ranks_share_every_batch_between_them() -> None:

@@ -110,6 +110,8 @@ def checked_job(job: JobSpec) -> JobSpec:
             where = f"data.sources[{index}].weight"
             what = f"{source.weight} is not finite and above 0"
             problems.append(Problem(what=what, where=where, fix="leave the source out"))
+    if faint := job.data.faintest:
+        problems.append(Problem(what=faint, where="data.sources", fix="leave such sources out, or give them more"))
     problems += _roll_back_problems(job)
     if job.checkpoint.every_steps > 0 and job.checkpoint.interval is Interval.GOODPUT:
         what, fix = "every_steps says it already", "leave one of the two out"

@@ -102,6 +102,8 @@ def _problems(spec: DataSpec, *, sequence_length: int, cache: Path | str | None)
     for index, source in enumerate(spec.sources):
         if not source.weight > 0:
             found.append(Problem(what=f"weight {source.weight} is not above 0", where=f"data.sources[{index}].weight"))
+    if faint := spec.faintest:
+        found.append(Problem(what=faint, where="data.sources", fix="leave such sources out, or give them more"))
     if not 0 <= spec.validation_fraction < 1:
         what = f"{spec.validation_fraction} is not a fraction from 0 to below 1"
         found.append(Problem(what=what, where="data.validation_fraction"))

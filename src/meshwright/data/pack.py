@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -11,9 +12,11 @@ import numpy.typing as npt
 
 from meshwright.data.fingerprint import fingerprint
 from meshwright.data.permute import mix, permute
+from meshwright.spec.job import LEAST_SHARE
 from meshwright.spec.targets import MASKED
 
-_PERIOD = 1024
+_LEAST_TURNS = 2**10  # of a period
+_FAINTEST = 8  # turns of the stream of the least weight: it has its share within an eighth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +177,8 @@ class Packed:
 
     def places(self, index: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """(stream, window of it) of every sequence number."""
-        turn, block = index % _PERIOD, index // _PERIOD
+        period = len(self._turns.stream)
+        turn, block = index % period, index // period
         stream = self._turns.stream[turn]
         number = block * self._turns.count[stream] + self._turns.before[turn]
         window = np.empty_like(number)
@@ -204,16 +208,14 @@ class _Turns:
 
 
 def _turns(weights: Sequence[float]) -> _Turns:
-    """Turns by weight, spread as evenly as can be (largest deficit first); every stream has at least one."""
-    share = np.array(weights, dtype=np.float64) / sum(weights)
-    had = np.zeros(len(share), dtype=np.int64)
-    stream = np.zeros(_PERIOD, dtype=np.int64)
-    before = np.zeros(_PERIOD, dtype=np.int64)
-    for turn in range(_PERIOD):
-        left = _PERIOD - turn
-        starved = np.flatnonzero(had == 0)
-        due = share * (turn + 1) - had
-        chosen = int(starved[0]) if 0 < len(starved) == left else int(np.argmax(due))
-        stream[turn], before[turn] = chosen, had[chosen]
-        had[chosen] += 1
-    return _Turns(stream=stream, before=before, count=had)
+    """Turns by weight, spread as evenly as can be: a period is so long that the faintest stream has _FAINTEST of it;
+    none has less than LEAST_SHARE of the weight."""
+    share = np.maximum(np.array(weights, dtype=np.float64) / sum(weights), LEAST_SHARE)
+    share /= share.sum()
+    turns = max(_LEAST_TURNS, 1 << (math.ceil(_FAINTEST / float(share.min())) - 1).bit_length())
+    count = np.floor(share * turns).astype(np.int64)
+    count[np.argsort(count - share * turns, kind="stable")[: turns - int(count.sum())]] += 1
+    stream = np.repeat(np.arange(len(share)), count)
+    before = np.arange(turns) - np.repeat(np.cumsum(count) - count, count)
+    order = np.argsort((before + 0.5) / count[stream], kind="stable")
+    return _Turns(stream=stream[order], before=before[order], count=count)

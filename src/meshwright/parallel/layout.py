@@ -47,8 +47,8 @@ class Parted:
 class Laid:
     """A model laid over the mesh, as this rank sees it. `parts` are its stages in model order.
 
-    `num_targets` is how many targets the last batch had over all ranks, masked ones left out: an integer where the job
-    masks none and no row is empty, else a tensor of one.
+    `num_targets` is how many targets the last batch had over all ranks, masked ones left out: an integer of a
+    step where the job masks none and no row is empty, else a tensor of one.
     """
 
     def __init__(
@@ -113,7 +113,8 @@ class Laid:
         self._number = self._number + 1 if number is None else number
         for synchronizer in self.synchronizers:
             synchronizer.begin(step=self._number)
-        self.num_targets = self._targets_everywhere(targets)
+        some = self.design.job.data.masks or self.design.plan.empty_rows > 0
+        self.num_targets = self._targets_everywhere(targets, masked=some)
         tokens, targets = self._own(tokens, targets, documents, ahead)
         self._balance.begin()
         if self._pipeline is not None:
@@ -133,9 +134,9 @@ class Laid:
     ) -> Tensor:
         """Mean cross entropy of these targets over all data ranks, without z-loss, the same on every rank.
 
-        No gradient is made. Every data rank gives as many sequences.
+        No gradient is made. Every data rank gives as many sequences, of which any may have no target.
         """
-        self.num_targets = self._targets_everywhere(targets)
+        self.num_targets = self._targets_everywhere(targets, masked=True)
         tokens, targets = self._own(tokens, targets, documents, ahead)
         with torch.no_grad():
             if self._pipeline is not None:
@@ -201,9 +202,9 @@ class Laid:
         count = self.num_targets
         return losses.sum() / (count if isinstance(count, int) else count.clamp(min=1))
 
-    def _targets_everywhere(self, targets: Tensor) -> Tensor | int:
-        """Targets of all data ranks that are not MASKED, on every rank; collective where there may be any."""
-        if not (self.design.job.data.masks or self.design.plan.empty_rows):
+    def _targets_everywhere(self, targets: Tensor, *, masked: bool) -> Tensor | int:
+        """Targets of all data ranks that are not MASKED, on every rank; collective where there may be `masked` ones."""
+        if not masked:
             return targets.numel() * self.mesh.data_size
         count = (targets != MASKED).sum()
         if self.mesh.everyone is None:

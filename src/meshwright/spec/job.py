@@ -49,6 +49,9 @@ class Source:
     prompt_field: str = ""
 
 
+LEAST_SHARE = 2.0**-17  # of a mixture's weight that its turns can keep
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
     """Text to train on. `tokenizer` is a file (`.json`, `.tiktoken`), `bytes`, or `train:8192` to train one.
@@ -62,6 +65,15 @@ class DataSpec:
     document_mask: bool = True
     validation_fraction: float = 0.02
     cache: str | None = None
+
+    @property
+    def faintest(self) -> str:
+        """The source whose share is too small for a mixture to keep, in words; nothing where none is."""
+        weights = [source.weight for source in self.sources]
+        if not weights or not 0.0 < min(weights) < LEAST_SHARE * sum(weights):
+            return ""
+        faint = weights.index(min(weights))
+        return f"source {faint} has less than a {1 / LEAST_SHARE:,.0f}th of all weight"
 
     @property
     def masks(self) -> bool:

@@ -35,38 +35,37 @@ class Validation:
     seconds: float
 
 
-def num_batches(*, tokens: int, batch: int, sequence_length: int, available: int) -> int:
-    """Whole global batches of held-out text: `tokens` of it and no sequence twice where that much is held out."""
-    wanted = max(1, tokens // sequence_length)
-    return max(1, min(wanted, available) // batch)
+def num_sequences(*, tokens: int, sequence_length: int, available: int) -> int:
+    """Sequences of held-out text that have `tokens`, none twice."""
+    return max(1, min(tokens // sequence_length, available))
 
 
 def validate(
     laid: Evaluates, *, held_out: Packed, feed: Feed, tokens: int, beat: Callable[[], None] = lambda: None
 ) -> Validation:
-    """The mean over targets of the first batches of `held_out`; every rank must call it and is given the same. `beat`
-    is told of every batch.
+    """The mean over targets of the first `tokens` of `held_out`, batch by batch, of which the last one may have fewer
+    sequences; every rank must call it and is given the same. `beat` is told of every batch.
 
     Raises ConfigError where all of them are masked.
     """
     start = time.perf_counter()
     batch, length = feed.batch, held_out.sequence_length
-    count = num_batches(tokens=tokens, batch=batch, sequence_length=length, available=held_out.num_sequences)
+    count = num_sequences(tokens=tokens, sequence_length=length, available=held_out.num_sequences)
     losses, sizes, targets = [], [], []
-    for index in range(count):
+    for first in range(0, count, batch):
         beat()
-        first = index * batch
-        losses.append(laid.evaluate(*feed.tensors(held_out.sequences(first + feed.first, feed.held))))
-        whole = held_out.sequences(first, batch)
+        mine = min(feed.held, max(0, count - first - feed.first))
+        losses.append(laid.evaluate(*feed.tensors(held_out.sequences(first + feed.first, mine))))
+        whole = held_out.sequences(first, min(batch, count - first))
         targets.append(whole.num_targets)
         sizes.append(whole.num_targets * whole.bytes_per_token)
     if not any(targets):
-        raise ConfigError(_nothing_held_out(count * batch))
+        raise ConfigError(_nothing_held_out(count))
     found = torch.stack([value.detach().to(torch.float64).reshape(()) for value in losses]).cpu()
     weights = torch.tensor(targets, dtype=torch.float64)
     loss = float((found * weights).sum() / weights.sum())
     bits = loss / math.log(2.0) / (sum(sizes) / sum(targets))
-    return Validation(loss=loss, bits_per_byte=bits, num_sequences=count * batch, seconds=time.perf_counter() - start)
+    return Validation(loss=loss, bits_per_byte=bits, num_sequences=count, seconds=time.perf_counter() - start)
 
 
 def _nothing_held_out(num_sequences: int) -> Problem:

@@ -63,10 +63,10 @@ class Feed:
         return Loader(corpus.train, position=position, batch=self.batch, first=self.first, rows=self.held)
 
     def tensors(self, rows: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Tokens and targets (rows, s) int64, with the empty row where this rank has one; documents (rows, s) int32,
+        """Tokens and targets (rows, s) int64, with empty rows where this rank has fewer; documents (rows, s) int32,
         None where documents are not masked; and how many later tokens of its prompt each sees (rows, s) int32, None
         where the model has no prefix mask."""
-        rows = rows if self.held == self.rows else rows.filled(self.rows)
+        rows = rows if len(rows.tokens) == self.rows else rows.filled(self.rows)
         documents = torch.from_numpy(rows.documents).to(self.device) if self.document_mask else None
         ahead = torch.from_numpy(rows.ahead).to(self.device) if self.prefix_mask else None
         tokens, targets = torch.from_numpy(rows.tokens), torch.from_numpy(rows.targets)
