@@ -131,7 +131,7 @@ def _angles(model: ModelSpec) -> float:
 
 def _masks(table: PlanTable, *, model: ModelSpec, job: JobSpec, masked: bool) -> FloatArray:
     """Bytes of all masks of a microbatch, shape (rows,): of every sequence where attention is `masked` by documents.
-    Slices have masks of the keys that they meet, all but the first in any case."""
+    Slices have masks of the keys that they meet, all but the first in any case; of context ranks only tiles have one."""
     length, slices, mixers = (
         float(job.sequence_length),
         table.slices.astype(np.float64),
@@ -143,7 +143,7 @@ def _masks(table: PlanTable, *, model: ModelSpec, job: JobSpec, masked: bool) ->
         if isinstance(mixer, (Attention, LatentAttention))
     }
     cut = [pair for pair in limits if masked or any(limit is not None and limit < length for limit in pair)]
-    each = length**2 / table.context
+    each = np.where(table.context > 1, 0.0, length**2)
     whole = len(cut) * (table.microbatch if masked else 1.0) * (slices + 1.0) / (2.0 * slices)
     return np.asarray(each * (whole + (len(limits) - len(cut)) * all_joined(slices) / slices**2), dtype=np.float64)
 
@@ -173,8 +173,8 @@ def _lasting_tensors(
     table: PlanTable, stages: FloatArray, *, model: ModelSpec, job: JobSpec, masked: bool
 ) -> FloatArray:
     """Angles of rotary positions in fp32 at the least, which each of a rank's `stages` has for all of its passes, and
-    masks of bytes, each once for all layers of one; shape (rows, ranks)."""
+    masks of slices, which pass them on; those of whole sequences end with the pass. Shape (rows, ranks)."""
     wide = np.maximum(state_bytes(table).compute, 4.0)
-    masks = _masks(table, model=model, job=job, masked=masked)
+    masks = np.where(table.slices > 1, _masks(table, model=model, job=job, masked=masked) / table.slices, 0.0)
     angles = stages * (job.sequence_length * _angles(model) * wide)[:, None]
-    return np.asarray(angles + (masks / table.slices)[:, None], dtype=np.float64)
+    return np.asarray(angles + masks[:, None], dtype=np.float64)
