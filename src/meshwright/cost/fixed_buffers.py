@@ -131,7 +131,8 @@ def _angles(model: ModelSpec) -> float:
 
 def _masks(table: PlanTable, *, model: ModelSpec, job: JobSpec, masked: bool) -> FloatArray:
     """Bytes of all masks of a microbatch, shape (rows,): of every sequence where attention is `masked` by documents.
-    Slices have masks of the keys that they meet, all but the first in any case; of context ranks only tiles have one."""
+    Slices have masks of the keys that they meet, all but the first in any case; of context ranks only tiles have.
+    """
     length, slices, mixers = (
         float(job.sequence_length),
         table.slices.astype(np.float64),

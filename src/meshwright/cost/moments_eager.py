@@ -110,16 +110,16 @@ class EagerMoments(EagerBytes):
         behind = np.where(splits, at.kept - stage.one_kept + at.waits, at.kept - stage.head_kept)
         left = np.where(splits, at.logits, at.logits - stage.one_logits)
         apart = np.where(self._in_root(stage), 0.0, stage.head * self.gathered)
+        ahead = np.where(splits, 0.0, self._ahead(stage))
         yield told.moment(
             at.kept,
-            stage.head_working + apart + np.where(splits, 0.0, head * self.compute),
+            stage.head_working + apart + ahead + np.where(splits, 0.0, head * self.compute),
             logits=at.logits - (stage.one_logits - stage.loss_logits),
         )
         whole = np.where(self.sharded, 0.0, head)
         yield told.moment(behind, stage.head_working + head * self._forming(at), logits=left, done=whole)
         alone = np.where(self._in_root(stage), 0.0, head)
         reduced = self._reducing(alone, alone, at, alone=True)
-        ahead = np.where(splits, 0.0, self._ahead(stage))
         yield told.moment(behind, ahead + reduced, dropped=alone)
 
     def _layers(self, at: Beside, told: Told) -> Iterator[Moment]:

@@ -9,6 +9,7 @@ attention are left as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -168,9 +169,9 @@ def quantized(pairs: list[tuple[Tensor, Operand]], group: dist.ProcessGroup | No
     return [rounded(x, how, largest=value) for x, (_, how), value in zip(wide, pairs, found, strict=True)]
 
 
-def largest_of(wide: list[Tensor], operands: list[Operand], group: dist.ProcessGroup | None) -> list[Tensor | None]:
+def largest_of(matrices: list[Tensor], operands: list[Operand], group: dist.ProcessGroup | None) -> list[Tensor | None]:
     """The largest magnitude of every whole matrix whose operand needs it. Collective over `group`."""
-    largest = [_largest(x) if _needs_whole(how) else None for x, how in zip(wide, operands, strict=True)]
+    largest = [magnitude(x) if _needs_whole(how) else None for x, how in zip(matrices, operands, strict=True)]
     shared = [value for value in largest if value is not None]
     if group is not None and shared:
         together = torch.stack(shared)
@@ -229,8 +230,12 @@ _ROUND: Mapping[Format, Callable[[Tensor], Tensor]] = MappingProxyType(
 )
 
 
-def _largest(x: Tensor) -> Tensor:
-    return x.abs().amax() if x.numel() else x.new_zeros(())
+def magnitude(x: Tensor, *, dim: int | None = None) -> Tensor:
+    """The largest magnitude of x, in fp32 or wider: of all, or along `dim`, which stays with size 1."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if not x.numel():
+        return x.new_zeros(() if dim is None else (*x.shape[:dim], 1, *x.shape[dim + 1 :]), dtype=dtype)
+    return torch.linalg.vector_norm(x, math.inf, dim=dim, keepdim=dim is not None, dtype=dtype)
 
 
 def _needs_whole(how: Operand) -> bool:

@@ -11,25 +11,24 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.parallel.quantized import LEAST, Format, Multiply, Operand, block_scale, emulated, largest_of
+from meshwright.parallel.quantized import LEAST, Format, Multiply, Operand, block_scale, emulated, largest_of, magnitude
 from meshwright.parallel.torch_compat import multiply_scaled
 
 _MULTIPLE = 16  # of the sides that lie together
+_AT_ONCE = 2**24  # numbers that are in fp32 on their way to eight bits
 _STORED = {Format.E4M3: torch.float8_e4m3fn, Format.E5M2: torch.float8_e5m2}
 
 
 def multiplier(device: torch.device) -> Multiply:
     """How `device` multiplies rounded operands: by units of its own where it is an accelerator."""
-    return scaled if device.type == "cuda" else emulated
+    return emulated if device.type == "cpu" else scaled
 
 
 def scaled(pairs: list[tuple[Tensor, Operand]], group: dist.ProcessGroup | None, *, dtype: torch.dtype) -> Tensor:
     """A Multiply of the numbers in eight bits, each operand with one scale or one for every row."""
-    wide = [x.to(torch.float32) for x, _ in pairs]
-    operands = [how for _, how in pairs]
-    largest = largest_of(wide, operands, group)
+    largest = largest_of([x for x, _ in pairs], [how for _, how in pairs], group)
     (left, left_scale), (right, right_scale) = (
-        coded(x, how, largest=value) for x, how, value in zip(wide, operands, largest, strict=True)
+        coded(x, how, largest=value) for (x, how), value in zip(pairs, largest, strict=True)
     )
     rows, columns = left.shape[0], right.shape[0]
     more, deep = -columns % _MULTIPLE, -left.shape[1] % _MULTIPLE
@@ -46,15 +45,24 @@ def scaled(pairs: list[tuple[Tensor, Operand]], group: dist.ProcessGroup | None,
 
 
 def coded(x: Tensor, how: Operand, *, largest: Tensor | None) -> tuple[Tensor, Tensor]:
-    """x (rows, contracted) in fp32 as eight-bit numbers that lie together, and their scale, () or (rows, 1)."""
+    """x (rows, contracted) as eight-bit numbers that lie together, and their scale in fp32, () or (rows, 1).
+
+    Some rows at a time are divided by it in fp32, so that of a whole matrix there is never such a copy; where the
+    layer compiles it is one kernel.
+    """
     if how.block is None:
         assert largest is not None
         scale = largest.clamp(min=LEAST) / how.form.largest
     else:
         assert how.block == (1, None), "units multiply scales of tensors and of rows alone"
-        scale = block_scale(x.abs().amax(dim=1, keepdim=True), how, largest)
-    inside = (x / scale).clamp(-how.form.largest, how.form.largest)
-    return inside.to(_STORED[how.form], memory_format=torch.contiguous_format), scale
+        scale = block_scale(magnitude(x, dim=1), how, largest)
+    codes = x.new_empty(x.shape, dtype=_STORED[how.form])
+    step = len(x) if torch.compiler.is_compiling() else max(1, _AT_ONCE // max(x.shape[1], 1))
+    for start in range(0, len(x), step):
+        rows = slice(start, start + step)
+        inside = x[rows].to(torch.float32) / (scale[rows] if scale.dim() else scale)
+        codes[rows] = inside.clamp_(-how.form.largest, how.form.largest)
+    return codes, scale
 
 
 def _filled(codes: Tensor, *, columns: int, rows: int) -> Tensor:
