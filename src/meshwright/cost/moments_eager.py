@@ -194,10 +194,12 @@ class EagerMoments(EagerBytes):
         reduced = self._reducing(unit, unit, at, alone=stage.tied == 0.0)
         # What waits is there when the table's gradient comes, and is gone when the last unit is reduced.
         passed = np.where(self.sharded & self.splits, 0.0, at.waits + stage.sent + stage.entered)
+        own = np.where(at.up, self.first_kept, stage.one_kept)
         return told.moment(
-            np.maximum(at.kept - stage.one_kept, 0.0) + passed,
+            np.maximum(at.kept - own, 0.0) + passed,
             np.where(self.sharded, reduced, whole) + self._gone(at, np.maximum(stage.made - unit, 0.0)),
-            done=np.maximum(stage.made - unit, 0.0),
+            logits=np.where(at.up, at.logits, told.left),
+            done=np.maximum(stage.made - unit - at.done, 0.0),
             dropped=stage.made,
         )
 
@@ -240,6 +242,11 @@ class EagerMoments(EagerBytes):
             formed = np.where(self.sharded, self.compute * own.largest_made, 0.0)
             waits = replace(left, activations=entry.waiting, buffers=self.fixed + own.sends + formed)
             meeting = [*meeting, left, waits, reduced]
+            if own.head.any():
+                # The head's half comes first, and reads the gradient of the logits.
+                both = self.compute + np.where(self.sharded, 0.0, self.master)
+                scored = replace(waits, logits=own.one_logits, buffers=self.fixed + own.sends + own.head_made * both)
+                meeting.append(replace(scored, here=left.here & (own.head > 0.0)))
         if not entry.alone.any():
             return [step, *meeting]
         stage = entry.all_stages

@@ -112,7 +112,8 @@ class Beside:
     microbatches in flight, its own among them; `gradients`, to which every parameter of experts that are apart adds
     `apart` bytes; `freed` whole parameters of other stages; `sends`, and what `waits` of its activations for a later
     half of it. It `sums` where it adds to gradients that are there, and `ends` its stage. It `follows` a forward where
-    as much is held at that one's end. It does not count where it is not `here`.
+    as much is held at that one's end. Where microbatches go in pairs one of them is `up` the other stage meanwhile,
+    and of parameters that are `done` the gradients are there before. It does not count where it is not `here`.
     """
 
     stage: StageHeld
@@ -127,6 +128,8 @@ class Beside:
     sums: BoolArray
     ends: BoolArray
     follows: BoolArray | None
+    up: BoolArray | bool = False
+    done: FloatArray | float = 0.0
 
 
 def taken(value: T, rows: IntArray) -> T:

@@ -95,6 +95,7 @@ def _second(at: Rows) -> Beside:
         sums=several | (found.before > found.left),
         ends=~turns & (setting.microbatches == 2.0),
         follows=goes_on | setting.in_pairs,
+        up=setting.in_pairs,
     )
 
 
@@ -111,7 +112,8 @@ def _together(at: Rows, need: int, upper: StageHeld | None) -> Iterator[Beside]:
     if need & _BEGINS:
         first = _sliced(_first(at, second), at, "first")
         if upper is not None:
-            first = replace(first, gradients=first.gradients + at.setting.in_pairs * _made(at, upper))
+            pairs = at.setting.in_pairs
+            first = replace(first, gradients=first.gradients + pairs * _made(at, upper), done=pairs * upper.made)
         yield first
     if need & _ENDS:
         yield replace(
@@ -121,6 +123,7 @@ def _together(at: Rows, need: int, upper: StageHeld | None) -> Iterator[Beside]:
             logits=np.minimum(second.stage.one_logits, at.entry.logits),
             ends=several,
             follows=None,
+            up=False,
         )
 
 
