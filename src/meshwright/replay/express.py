@@ -133,7 +133,7 @@ class _Reader:
         problems = schedule.problems(kind, pipeline=pipeline, chunks=chunks, microbatches=microbatches)
         if problems:
             _refuse("; ".join(map(str, problems)))
-        sharding, shard = self._sharding(data, machines)
+        sharding, shard = self._sharding(data, context, machines)
         if sharding in (Sharding.GRADIENTS, Sharding.PARAMETERS) and pipeline > 1:
             # torchtitan (reshard_after_forward in its models/llama3/infra/parallelize.py), NeMo AutoModel and Llama 3
             # (2407.21783, 3.3.2) do so; DeepSpeed has no pipelines with these. A gather a microbatch has no use there.
@@ -247,18 +247,18 @@ class _Reader:
         told = f"{self.run.text('extra')}; {self.run.text('notes')}"
         return self.loops or bool(re.search(r"\bvpp\b[^;]*not printed", told))
 
-    def _sharding(self, data: int, machines: ClusterSpec) -> tuple[Sharding, int]:
-        """What is sharded, and over how many of the data ranks."""
+    def _sharding(self, data: int, context: int, machines: ClusterSpec) -> tuple[Sharding, int]:
+        """What is sharded, and over how many of the data ranks, each with its `context` ranks."""
         text = words.sharding(self.run.text("zero"))
         if not text and re.search(r"\bfsdp=\d", self.run.text("extra").lower()):
             text = "3"
-        if not text and data > 1 and self.stack.is_recent:
+        if not text and data * context > 1 and self.stack.is_recent:
             text = self._assume("optimizer state sharded", "1")
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}
         known |= {"3": Sharding.PARAMETERS, "hsdp": Sharding.PARAMETERS}
         if text not in known:
             _refuse(f"zero {text} is not known; {nearest(text, filter(None, known))}")
-        if known[text] is Sharding.NONE or data == 1:
+        if known[text] is Sharding.NONE or data * context == 1:
             return Sharding.NONE, 1
         shard = data
         if text == "3" and self.stack.copies_slices and _slice_of(machines) < machines.groups[0].num_devices:

@@ -210,7 +210,18 @@ class Stack:
             return said
         if not unless and Precision.BF16 in self._device.peak_flops:
             return True
+        if reason := self._has_no_scores():
+            return self._assume(reason, True)
         return self._assume("attention not fused", False)
+
+    def _has_no_scores(self) -> str:
+        """Why attention must have been fused, in whatever stack; nothing where it need not."""
+        if (self._run.whole("cp") or 1) > 1:
+            return "fused attention, whose pieces context ranks put together"
+        heads = (self._run.whole("heads") or 1) / (self._run.whole("tp") or 1)
+        scores = 2.0 * (self._run.whole("mbs") or 1) * heads * float(self._run.lengths.encoder) ** 2
+        too_many = scores > self._device.memory_bytes
+        return "fused attention: the scores of one layer are more than the device has room for" if too_many else ""
 
     def gradients(self, precision: Precision) -> Precision:
         """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16.
@@ -243,8 +254,8 @@ class Stack:
     def _megatron(self) -> str:
         flash = self._run.is_yes("flash")
         if flash is None:
-            fused = self.is_recent or self._is_young
-            flash = self._assume("fused attention" if fused else "attention not fused", fused)
+            known = "fused attention" if self.is_recent or self._is_young else self._has_no_scores()
+            flash = self._assume(known or "attention not fused", bool(known))
         if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self._run.text("extra")):
             return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
         if not flash:
