@@ -76,3 +76,14 @@ def test_a_report_says_so_and_agrees_with_its_verdict():
         report = predict(design(llama(), tight))
         assert report.fit_probability is not None
         assert report.fits is (report.fit_probability >= FITS)
+
+
+def test_a_host_without_room_for_what_is_offloaded_makes_a_plan_unlikely_to_fit() -> None:
+    memory = {MemoryPart.ACTIVATIONS: np.full((3, 1), 1e9)}
+    held = {"capacity": np.full((3, 1), 1e11), "valid": np.ones((3, 1), dtype=np.bool_)}
+    host, room = np.array([[0.0], [5e10], [2e11]]), np.full((3, 1), 1e11)
+    empty, roomy, crowded = probability(memory, **held, host=host, host_room=room).tolist()
+    assert empty > 0.999
+    assert empty >= roomy > 0.99
+    assert crowded < 0.01
+    assert probability(memory, **held).tolist() == pytest.approx([empty] * 3)

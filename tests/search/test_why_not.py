@@ -189,7 +189,7 @@ def test_settings_that_do_not_fit_say_by_how_much_where_and_what_would() -> None
     assert answer.report.peak_bytes == pytest.approx(need)
     text = " ".join(answer.sentences)
     assert "pipeline rank 0" in text
-    assert "too much; most of it is" in text
+    assert "too much; most of what the device holds is" in text
     assert answer.nearest is not None
     moved = [name for name, value in settings.items() if columns_of(answer.nearest)[name] != value]
     assert len(moved) == 1

@@ -17,8 +17,8 @@ class Costs:
     """Seconds of one step and bytes at its peak, row by row.
 
     `step_seconds` (rows,) is the sum of `parts` (LineName to (rows,)), exposed seconds on the busiest pipeline rank.
-    `memory` maps MemoryPart to (rows, ranks) bytes, and `host` are those in the host's memory; `ranks` names the
-    pipeline ranks and `valid` those that exist: ranks that are alike are shown once, by the heaviest.
+    `memory` maps MemoryPart to (rows, ranks) bytes, and `host` are those in the host's memory, of `host_room`; `ranks`
+    names the pipeline ranks and `valid` those that exist: ranks that are alike are shown once, by the heaviest.
     `memory_bytes` is the heaviest rank's total, `capacity` what a device may use there and `fits` whether every
     rank fits. `total` holds whole times of collectives, hidden ones included, under the names of `parts`. `figures`
     holds other numbers by name. `every` is how many steps a round of learners has, 0 where all ranks meet in every
@@ -30,6 +30,7 @@ class Costs:
     total: Mapping[str, FloatArray]
     memory: Mapping[str, FloatArray]
     host: FloatArray
+    host_room: FloatArray
     ranks: IntArray
     valid: BoolArray
     capacity: FloatArray

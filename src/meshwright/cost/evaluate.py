@@ -240,7 +240,7 @@ def _costs(
 ) -> Costs:
     capacity = np.full(shape.valid.shape, np.inf)
     parts: dict[str, FloatArray] = {}
-    host = np.zeros(shape.valid.shape)
+    host, host_room = np.zeros(shape.valid.shape), np.full(shape.valid.shape, np.inf)
     for position, entry in enumerate(machines):
         device = entry.group.device
         here = place[..., position]
@@ -256,6 +256,7 @@ def _costs(
             job=context.job,
         )
         host = np.maximum(host, np.where(here, held.host, 0.0))
+        host_room = np.where(here, np.minimum(host_room, held.host_room), host_room)
         for name, values in held.parts.items():
             parts[name] = np.maximum(parts.get(name, np.zeros(here.shape)), np.where(here, values, 0.0))
     whole = sum(parts.values(), np.zeros(shape.valid.shape))
@@ -265,11 +266,12 @@ def _costs(
         total=step.total,
         memory=parts,
         host=host,
+        host_room=host_room,
         ranks=shape.rank,
         valid=shape.valid,
         capacity=capacity,
         memory_bytes=whole.max(axis=1),
-        fits=np.asarray((whole <= capacity).all(axis=1), dtype=np.bool_),
+        fits=np.asarray(((whole <= capacity) & (host <= host_room)).all(axis=1), dtype=np.bool_),
         tokens_per_step=(table.data * table.microbatch * table.microbatches * context.job.sequence_length).astype(
             np.float64
         ),

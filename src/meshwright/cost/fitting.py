@@ -49,9 +49,12 @@ def probability(
     *,
     capacity: FloatArray,
     valid: BoolArray,
+    host: FloatArray | None = None,
+    host_room: FloatArray | None = None,
     spreads: Mapping[Held, float] = SPREADS,
 ) -> FloatArray:
-    """The probability that every rank fits, shape (rows,); `memory` by part, `capacity` and `valid` are (rows, ranks).
+    """The probability that every rank fits, shape (rows,); `memory` by part, `capacity` and `valid` are (rows, ranks),
+    as are bytes in the `host`'s memory and the room there.
 
     Errors are those of the model, alike for all ranks of a plan: the fullest rank decides. The logarithm of what is
     needed over what is predicted is taken as logistic, whose tails are heavier than the normal's.
@@ -59,6 +62,9 @@ def probability(
     total = np.maximum(np.sum(list(memory.values()), axis=0), 1.0)
     room = np.log(np.maximum(capacity, 1.0) / total)
     deviations = room / spread(memory, spreads=spreads)
+    if host is not None and host_room is not None and host.any():
+        away = np.log(host_room / np.maximum(host, 1.0)) / np.hypot(spreads[Held.KEPT], spreads[Held.WHOLE])
+        deviations = np.where(host > 0.0, np.minimum(deviations, away), deviations)
     return np.asarray(chance(np.where(valid, deviations, np.inf).min(axis=1)))
 
 

@@ -17,7 +17,7 @@ from meshwright.cost.fixed_buffers import fixed_bytes, shared_bytes
 from meshwright.cost.holding import Holdings, collect
 from meshwright.cost.layouts import LayoutArrays
 from meshwright.cost.moments import heaviest_moment
-from meshwright.cost.offload import keeps_parameters_away, optimizes_away, overflow
+from meshwright.cost.offload import host_room, keeps_parameters_away, optimizes_away
 from meshwright.cost.optimizers import Optimized, kept_bytes, step_bytes
 from meshwright.cost.parameters import (
     Shared,
@@ -55,10 +55,11 @@ from meshwright.spec.report import MemoryPart
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
     """Bytes of every rank at its peak, shape (rows, ranks): `parts` by MemoryPart on the device, and what it keeps in
-    the `host`'s memory at the most."""
+    the `host`'s memory at the most, of which it has `host_room`."""
 
     parts: dict[str, FloatArray]
     host: FloatArray
+    host_room: float
 
 
 def memory(
@@ -109,18 +110,17 @@ def memory(
     )
     passing = partial(_passing_host, table, local, changed, extents, arrays=arrays, counts=counts, model=model)
     host = _on_host(table, blocks, local, counts=counts, shape=shape, passing=passing)
-    left = overflow(host, group=group)
     beside = _beside_training(table, local, met, job=job, group=group)
     parts = {
         MemoryPart.PARAMETERS: state.parameters - peak["freed"],
         MemoryPart.GRADIENTS: peak["gradients"] - state.left,
         MemoryPart.OPTIMIZER: state.optimizer,
-        MemoryPart.ACTIVATIONS: peak["activations"] + left,
+        MemoryPart.ACTIVATIONS: peak["activations"],
         MemoryPart.LOGITS: peak["logits"],
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + state.left + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
-    return Peak(parts={str(part): held for part, held in parts.items()}, host=host - left)
+    return Peak(parts={str(part): held for part, held in parts.items()}, host=host, host_room=host_room(group))
 
 
 def _way(

@@ -107,8 +107,6 @@ def host_link(group: NodeGroup) -> Link:
     return group.host
 
 
-def overflow(asked: FloatArray, *, group: NodeGroup) -> FloatArray:
-    """Of `asked` bytes in the host's memory those that stay on the device, whose share of that memory is full; shape
-    (rows, ranks). A host whose memory is not known has no end."""
-    room = np.inf if group.host_bytes is None else group.host_bytes / group.devices_per_node
-    return np.maximum(asked - room, 0.0)
+def host_room(group: NodeGroup) -> float:
+    """A device's share of its host's memory in bytes; a host whose memory is not known has no end."""
+    return np.inf if group.host_bytes is None else group.host_bytes / group.devices_per_node

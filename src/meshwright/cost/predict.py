@@ -105,7 +105,7 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         doubts={
             str(cause): float(each[0]) for cause, each in doubts(weight, measured=cluster.step_error).items() if each[0]
         },
-        fit_probability=float(fitting.probability(costs.memory, capacity=costs.capacity, valid=costs.valid)[0]),
+        fit_probability=float(_fit_probability(costs)),
         outlook=outlook(table, step_seconds=step.seconds, model=model, cluster=cluster, job=job),
         total_tokens=design.job.total_tokens,
         price_per_hour=_price(plan, cluster),
@@ -194,6 +194,17 @@ def _filled(plan: Plan, cluster: ClusterSpec) -> float:
     return min((device.usable_fraction for device in devices if device.kind is not DeviceKind.CPU), default=1.0)
 
 
+def _fit_probability(costs: Costs) -> float:
+    found = fitting.probability(
+        costs.memory, capacity=costs.capacity, valid=costs.valid, host=costs.host, host_room=costs.host_room
+    )
+    return float(found[0])
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
 def _memory(costs: Costs, *, filled: float) -> tuple[StageMemory, ...]:
     return tuple(
         StageMemory(
@@ -202,6 +213,7 @@ def _memory(costs: Costs, *, filled: float) -> tuple[StageMemory, ...]:
             capacity=float(costs.capacity[0, column]),
             filled=filled,
             host=float(costs.host[0, column]),
+            host_capacity=_finite(costs.host_room[0, column]),
         )
         for column in np.flatnonzero(costs.valid[0])
     )

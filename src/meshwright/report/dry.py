@@ -44,9 +44,14 @@ def dry_view(counted: Report, gaps: Sequence[Gap], *, plan: str) -> DryView:
 
 
 def _fits(counted: Report) -> str:
-    stage = min(counted.memory, key=lambda entry: entry.capacity - entry.total)
+    stage = max(counted.memory, key=lambda entry: entry.over)
     sizes = f"{format_bytes(stage.total)} of {format_bytes(stage.capacity)} on pipeline rank {stage.rank}"
-    return f"fits: {'yes' if counted.fits else 'no'}; the fullest device holds {sizes} at its peak"
+    words = f"fits: {'yes' if counted.fits else 'no'}; the fullest device holds {sizes} at its peak"
+    if stage.host_capacity is None or stage.host <= stage.host_capacity:
+        return words
+    return (
+        f"{words}, and {format_bytes(stage.host)} of the {format_bytes(stage.host_capacity)} that it has of the host's"
+    )
 
 
 def _differences(gaps: Sequence[Gap]) -> Iterator[str]:

@@ -204,10 +204,8 @@ def rejected_for_memory(table: PlanTable, costs: Prices, *, hopeless: int) -> tu
     if not misses.any():
         example = "one pipeline rank alone holds more than its device has"
         return (Rejection(rule="memory-fits", count=count, example=example),)
-    row = int(np.argmin(np.where(misses, costs.memory_bytes / costs.capacity, np.inf)))
-    need, has = float(costs.memory_bytes[row]), float(costs.capacity[row])
-    words = row_words(table, row)
-    example = f"{words} needs {format_bytes(need - has)} more than the {format_bytes(has)} there are"
+    row = int(np.argmin(np.where(misses, costs.filled, np.inf)))
+    example = f"{row_words(table, row)} {costs.need(row)}"
     return (Rejection(rule="memory-fits", count=count, example=example),)
 
 

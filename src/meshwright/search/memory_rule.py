@@ -14,11 +14,11 @@ def memory_fits(design: Design) -> Problem | None:
     report = cost.predict(design)
     if report.fits:
         return None
-    worst = max(report.memory, key=lambda stage: stage.total - stage.capacity)
+    worst = max(report.memory, key=lambda stage: stage.over)
     largest = max(worst.parts.items(), key=lambda part: part[1])
     return Problem(
         where=f"plan (pipeline rank {worst.rank})",
-        what=f"needs {format_bytes(worst.total)}, has {format_bytes(worst.capacity)}",
+        what=worst.need,
         why=f"{largest[0]!s} {format_bytes(largest[1])}",
         fix="shard more, recompute more, take a smaller microbatch or more devices",
     )

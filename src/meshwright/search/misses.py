@@ -64,19 +64,16 @@ def nothing_fits(
 ) -> tuple[Problem, ...]:
     """The legal plan that misses by least, and what would make a plan fit: a constraint dropped, or more devices."""
     row, costs = _closest(found.prices), found.prices
-    need, has = float(costs.memory_bytes[row]), float(costs.capacity[row])
     words = row_words(found.table, row)
-    what = f"no plan of {found.space.count:,} fits; the closest ({words}) needs {format_bytes(need)}"
+    what = f"no plan of {found.space.count:,} fits; the closest ({words}) {costs.need(row)}"
     fixes = [
         f"without {where} {_least_need(relaxed)}"
         for where, relaxed in _relaxed(model, cluster, job, explored)
-        if relaxed.prices.fits.any() or float(relaxed.prices.memory_bytes[_closest(relaxed.prices)]) < need
+        if relaxed.prices.fits.any() or relaxed.prices.filled[_closest(relaxed.prices)] < costs.filled[row]
     ]
     if not fixes or "and fits" not in " ".join(fixes):
         fixes.append(_more_devices(model, cluster, job, explored))
-    return (
-        Problem(where="memory", what=f"{what}, has {format_bytes(has)}", why="rule memory-fits", fix="; ".join(fixes)),
-    )
+    return (Problem(where="memory", what=what, why="rule memory-fits", fix="; ".join(fixes)),)
 
 
 def _relaxed(
@@ -132,15 +129,16 @@ def _refusals(space: Space) -> str:
 
 
 def _closest(costs: Prices) -> int:
-    over = np.where(costs.finite, costs.memory_bytes / costs.capacity, np.inf)
-    return int(np.argmin(over))
+    return int(np.argmin(np.where(costs.finite, costs.filled, np.inf)))
 
 
 def _least_need(found: Explorer) -> str:
     costs = found.prices
     row = _closest(costs)
     verdict = "and fits" if costs.fits.any() else "and still does not fit"
-    return f"{row_words(found.table, row)} would need {format_bytes(float(costs.memory_bytes[row]))} {verdict}"
+    beside = "" if not costs.host_missing[row] else ", and more of the host's memory than its share,"
+    need = f"{format_bytes(float(costs.memory_bytes[row]))}{beside}"
+    return f"{row_words(found.table, row)} would need {need} {verdict}"
 
 
 def _more_devices(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, explored: Explored) -> str:

@@ -20,6 +20,7 @@ from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Sharding
+from meshwright.spec.units import format_bytes
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -31,7 +32,8 @@ ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What the search keeps of the costs of every row: seconds of a step, bytes at the peak and what there is.
+    """What the search keeps of the costs of every row: seconds of a step, bytes at the peak and what there is, and
+    what the host's memory has no room for.
 
     Nineteen of twenty measured steps stay under `upper_seconds`, which a cautious ranking minimises. `every` is how
     many steps a round of learners has.
@@ -41,6 +43,7 @@ class Prices:
     upper_seconds: Floats
     memory_bytes: Floats
     capacity: Floats
+    host_missing: Floats
     fits: Mask
     fit_probability: Floats
     finite: Mask
@@ -48,6 +51,19 @@ class Prices:
 
     def __len__(self) -> int:
         return int(self.step_seconds.shape[0])
+
+    @property
+    def filled(self) -> Floats:
+        """What is needed as a share of what there is, on the device or, where there is too little, with the host."""
+        over = np.maximum(self.memory_bytes - self.capacity, 0.0) + self.host_missing
+        return np.where(over > 0.0, 1.0 + over / self.capacity, self.memory_bytes / self.capacity)
+
+    def need(self, row: int) -> str:
+        """`needs 90.3 GiB, has 74.4 GiB`, of the device's memory or what the host's has no room for, or of both."""
+        need, has, missing = (float(each[row]) for each in (self.memory_bytes, self.capacity, self.host_missing))
+        beside = f"needs {format_bytes(missing)} more of the host's memory than its share"
+        here = f"needs {format_bytes(need)}, has {format_bytes(has)}"
+        return here if not missing else beside if need <= has else f"{here}, and {beside}"
 
     def take(self, rows: npt.NDArray[np.intp] | slice) -> Prices:
         return Prices(**{field.name: getattr(self, field.name)[rows] for field in fields(Prices)})
@@ -74,8 +90,11 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
                 upper_seconds=upper(costs, part, model=model, cluster=cluster, job=job),
                 memory_bytes=costs.memory_bytes,
                 capacity=room if room.ndim < 2 else room.min(axis=1),
+                host_missing=np.maximum(costs.host - costs.host_room, 0.0).max(axis=1),
                 fits=costs.fits,
-                fit_probability=probability(costs.memory, capacity=room, valid=costs.valid),
+                fit_probability=probability(
+                    costs.memory, capacity=room, valid=costs.valid, host=costs.host, host_room=costs.host_room
+                ),
                 finite=costs.finite,
                 every=costs.every,
             )

@@ -226,13 +226,12 @@ def _leanest(named: Question) -> Best | None:
 def _too_large(answer: WhyNot, decision: Decision, lean: Best, nearest: Best | None) -> WhyNot:
     made = replace(decision.design, plan=lean.design.plan)
     report = vary.repriced(made, made.cluster)
-    worst: StageMemory = max(report.memory, key=lambda stage: stage.total - stage.capacity)
+    worst: StageMemory = max(report.memory, key=lambda stage: stage.over)
     part, size = max(worst.parts.items(), key=lambda entry: entry[1])
-    over = worst.total - worst.capacity
     said = (
-        f"Plans with {words(answer.settings)} are legal and none fits: the leanest ({made.plan.describe()}) needs "
-        f"{format_bytes(worst.total)} on pipeline rank {worst.rank} and has {format_bytes(worst.capacity)}, "
-        f"{format_bytes(over)} too much; most of it is {part!s}, {format_bytes(size)}."
+        f"Plans with {words(answer.settings)} are legal and none fits: the leanest ({made.plan.describe()}) "
+        f"{worst.need} on pipeline rank {worst.rank}, {format_bytes(worst.over)} too much; most of what the device "
+        f"holds is {part!s}, {format_bytes(size)}."
     )
     return replace(
         answer,

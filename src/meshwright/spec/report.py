@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from meshwright.spec.outlook import Outlook
+from meshwright.spec.units import format_bytes
 
 
 class Origin(StrEnum):
@@ -77,7 +79,8 @@ class StageMemory:
     """Bytes at the peak of the heaviest device of pipeline rank `rank`, by part; `capacity` is what it may use.
 
     Of what an allocator reserves, tensors fill `filled`; the rest is fragments. 1 where there is no such allocator.
-    `host` is what it keeps in the host's memory at the most, of what is offloaded.
+    `host` is what it keeps in the host's memory at the most, of what is offloaded, and `host_capacity` its share of
+    that memory; None where that is not known.
     """
 
     rank: int
@@ -85,6 +88,20 @@ class StageMemory:
     capacity: float
     filled: float = 1.0
     host: float = 0.0
+    host_capacity: float | None = None
+
+    @property
+    def over(self) -> float:
+        """Bytes for which there is no room, on the device or in the host's memory; below 0 where all has room."""
+        beside = -math.inf if self.host_capacity is None else self.host - self.host_capacity
+        return max(self.total - self.capacity, beside if self.host else -math.inf)
+
+    @property
+    def need(self) -> str:
+        """`needs 90.3 GiB, has 74.4 GiB`, of the memory that has no room, else of the device's."""
+        if self.total <= self.capacity and self.host_capacity is not None and self.host > self.host_capacity:
+            return f"needs {format_bytes(self.host)} of the host's memory, has {format_bytes(self.host_capacity)}"
+        return f"needs {format_bytes(self.total)}, has {format_bytes(self.capacity)}"
 
     @property
     def total(self) -> float:
@@ -154,7 +171,7 @@ class Report:
 
     @property
     def fits(self) -> bool:
-        return all(stage.total <= stage.capacity for stage in self.memory)
+        return all(stage.over <= 0.0 for stage in self.memory)
 
     @property
     def total_seconds(self) -> float:
