@@ -31,6 +31,10 @@ def written(place: Path, *rows: dict[str, str]) -> Path:
         ({"schdule": "1f1b"}, "the column 'schdule' is not read: did you mean 'schedule'?"),
         ({"my own words": "fast"}, "the column 'my own words' is not read"),
         ({"inter_link": "Infinband"}, "inter_link 'Infinband' names no network: the usual one"),
+        ({"inter_link": "8xH100, IB 400Gb/s"}, "inter_link '8xH100, IB 400Gb/s': 8 is read as no rate and no count"),
+        ({"inter_link": "Ethernet 10"}, "inter_link 'Ethernet 10': 10 is read as no rate"),
+        ({"inter_link": "InfiniBand 8 400Gb/s"}, "inter_link 'InfiniBand 8 400Gb/s': 8 is read as no rate"),
+        ({"inter_link": "3.2 Tb/s RoCE (8 NICs)"}, "inter_link '3.2 Tb/s RoCE (8 NICs)': 8 is read as no rate"),
         ({"intra_link": "NVLnk"}, "intra_link 'NVLnk' names no link: the usual one"),
         ({"extra": "warm; stage_layer=12+12"}, "'stage_layer' in extra is not read: did you mean 'stage_layers'?"),
     ],
@@ -39,6 +43,21 @@ def test_what_nothing_reads_is_remarked(tmp_path: Path, cell: dict[str, str], sa
     found = remarks(read_runs(written(tmp_path / "runs.csv", {**ROW, "id": "first"}, {**ROW, **cell})))
     assert [count for remark, count in found.items() if remark.startswith(said)] == [1]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"gpu": "TPU v5p", "inter_link": "2 slices"},
+        {"inter_link": "Slingshot-11 4x200"},
+        {"inter_link": "8 ConnectX-7 NICs at 400 Gb/s (NDR)"},
+        {"inter_link": "400 Gb/s per NIC, 2 NICs per node"},
+        {"inter_link": "RoCE 2x100G + Ethernet 25Gb/s, Ethernet 10 Gb/s between"},
+        {"inter_link": "InfiniBand, 4 links", "inter_gbit_per_node": "400"},
+    ],
+)
+def test_what_is_read_of_a_network_is_not_remarked(tmp_path: Path, cells: dict[str, str]) -> None:
+    assert not remarks(read_runs(written(tmp_path / "runs.csv", {**ROW, **cells})))
 
 
 def test_ids_of_several_rows_are_remarked(tmp_path: Path) -> None:

@@ -125,10 +125,16 @@ def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
     return replace(usual, num_nodes=-(-kind.count // room), device=_memory(kind))
 
 
-def _in_slices(run: Run, group: NodeGroup) -> NodeGroup:
-    """TPUs in as many slices as the row says, each a torus of its own: `2 slices` in `inter_link`, `slices=2`."""
+def slices_said(run: Run) -> int:
+    """Slices of TPUs that the row says: `2 slices` in `inter_link`, `slices=2`; 0 where it says none."""
     said = _SLICES.search(f"{run.text('inter_link')}; {run.text('extra')}")
-    count = int(said[1] or said[2]) if said and group.device.kind is DeviceKind.TPU else 0
+    device = named_devices(run.text("gpu"))[0].device
+    return int(said[1] or said[2]) if said and device is not None and device.kind is DeviceKind.TPU else 0
+
+
+def _in_slices(run: Run, group: NodeGroup) -> NodeGroup:
+    """TPUs in as many slices as the row says, each a torus of its own."""
+    count = slices_said(run)
     if not count or group.num_nodes % count:
         return group
     return replace(group, rack_nodes=group.num_nodes // count)

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.replay.columns import NUMBERS, WORDS
-from meshwright.replay.networks import says_network
+from meshwright.replay.machines import slices_said
+from meshwright.replay.networks import says_network, unread
 from meshwright.replay.runs import Run
 
 COLUMNS = (
@@ -50,8 +51,10 @@ def _headers(runs: Sequence[Run]) -> dict[str, int]:
 
 def _of(run: Run) -> Iterator[str]:
     link, inside = run.text("inter_link"), run.text("intra_link")
-    if link and not says_network(link):
+    if link and not says_network(link) and not slices_said(run):
         yield f"inter_link {link!r} names no network: the usual one of such machines is taken"
+    elif link and not run.numbers("inter_gbit_per_node") and (numbers := unread(link)):
+        yield f"inter_link {link!r}: {' and '.join(numbers)} is read as no rate and no count of adapters"
     if inside and not _INSIDE.search(inside):
         yield f"intra_link {inside!r} names no link: the usual one of such machines is taken"
     for name in _SETTING.findall(run.text("extra")):
