@@ -210,8 +210,18 @@ def test_boards_of_two_dies_are_two_devices() -> None:
     boards = express(row(**plan, gpu="MI250X-128GB", n_gpus="8", gpus_per_node="4", dp=""))
     assert boards.design.plan.world_size == 16
     assert boards.design.cluster.groups[0].devices_per_node == 8
+    assert "8 boards of MI250X-128GB, of two devices each" in boards.assumed
     dies = express(row(**plan, gpu="MI250X", n_gpus="8", gpus_per_node="4", dp="4"))
     assert dies.design.plan.world_size == 8
+
+
+@pytest.mark.parametrize("name", ["MI250X-GCD", "MI250X (GCD)", "MI250X die", "AMD Instinct MI250X 128GB, GCDs"])
+def test_dies_that_are_called_so_are_counted_as_written(name: str) -> None:
+    plan = {"tp": "2", "pp": "1", "zero": "0", "sp": "no", "precision": "bf16", "framework": "Megatron-Core"}
+    found = express(row(**plan, gpu=name, n_gpus="64", gpus_per_node="4", dp=""))
+    assert found.design.plan.world_size == 64
+    assert found.design.cluster.groups[0].devices_per_node == 4
+    assert not any("boards" in told for told in found.assumed)
 
 
 def test_a_rack_has_as_many_devices_whatever_a_node_is_called() -> None:
