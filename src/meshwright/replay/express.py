@@ -173,6 +173,8 @@ class _Reader:
         """The grid of experts; None where every tensor rank holds a slice of every expert."""
         mixture = next((layer.transform for layer in model.layers if isinstance(layer.transform, Mixture)), None)
         expert, slices = self.run.whole("ep") or 1, self.run.whole("etp")
+        if mixture is None and expert > 1:
+            _refuse(f"ep {expert} of a model without experts; print n_experts, or leave ep blank")
         if mixture is None or (expert == 1 and slices in (None, tensor)):
             return None
         if slices is None and tensor > 1 and self.stack.is_tuned:
@@ -187,9 +189,11 @@ class _Reader:
 
     def _offload(self) -> Offload:
         text = self.run.text("offload")
-        said = words.offload(text)
+        said, *besides = words.offloads(text)
         if said not in set(Offload):
             _refuse(f"offload {text} is not known; {nearest(said, (kind.value for kind in Offload))}")
+        if besides:
+            self.assumed.append(f"{said} alone in the host's memory: a plan holds no {' and '.join(besides)} there too")
         again = words.recompute(self.run.text("recompute")) == Recompute.FULL
         if Offload(said) is Offload.NONE and self.stack.keeps_checkpoints_away and again:
             return self._assume(
@@ -199,6 +203,8 @@ class _Reader:
 
     def _layers_away(self) -> int | None:
         """Of how many layers of a stage, the first ones, activations are offloaded; None where it is all of them."""
+        if words.offloads(self.run.text("offload"))[0] != Offload.ACTIVATIONS:
+            return None
         said = re.search(r"act\D*(\d+)\D*layer", self.run.text("offload").lower())
         return int(said[1]) if said else None
 

@@ -11,6 +11,7 @@ from meshwright.replay.columns import NUMBERS, WORDS
 from meshwright.replay.machines import slices_said
 from meshwright.replay.networks import says_network, unread
 from meshwright.replay.runs import Run
+from meshwright.replay.words import model_kind
 
 COLUMNS = (
     *("id", "group", "rank_kind", "source_id", "source_ref", "table", "confidence", "derived", "notes"),
@@ -57,10 +58,20 @@ def _of(run: Run) -> Iterator[str]:
         yield f"inter_link {link!r}: {' and '.join(numbers)} is read as no rate and no count of adapters"
     if inside and not _INSIDE.search(inside):
         yield f"intra_link {inside!r} names no link: the usual one of such machines is taken"
+    if not _has_experts(run):
+        unread_there = ("n_shared", "topk", *(("expert_ffn",) if run.whole("ffn") else ()))
+        for name in (name for name in unread_there if run.whole(name)):
+            yield f"{name} is not read where n_experts is blank and arch names no mixture"
     for name in _SETTING.findall(run.text("extra")):
         meant = _meant(name, SETTINGS)
         if meant and name.lower() not in SETTINGS:
             yield f"{name!r} in extra is not read{meant}"
+
+
+def _has_experts(run: Run) -> bool:
+    """Whether its model may have experts: by its columns, by its kind, or as a preset where no layers are printed."""
+    mixed = "moe" in (model_kind(run.text("arch")) or "")
+    return mixed or bool(run.whole("n_experts")) or not run.whole("layers")
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

@@ -78,6 +78,7 @@ _SCHEDULES: Mapping[str, str] = {
 }
 
 
+_KEPT_AWAY = ("parameters", "optimizer", "activations")  # the first is taken of several
 _OFFLOAD_STARTS = {"act": "activations", "opt": "optimizer", "cpuadam": "optimizer", "param": "parameters"}
 
 
@@ -118,11 +119,22 @@ def recompute(text: str) -> str:
     return "full" if re.match(r"\d+ (?:of \d+ )?layers?", text.lower()) else _RECOMPUTES.get(word, word)
 
 
-def offload(text: str) -> str:
-    """none, optimizer, activations or parameters, by the first of them: `act-40-layers`, `parameters and optimizer`."""
-    word = _plain(text)
+def offloads(text: str) -> tuple[str, ...]:
+    """What `text` says lies in the host's memory, in words of plans: what a plan says of it first, whatever the order,
+    then what it cannot say beside. Parameters bring the optimizer's state; a first word that is not known stays first.
+    """
+    parts = (_plain(part) for part in re.split(r"[+,;&/()]|\band\b", text.lower()))
+    found = list(dict.fromkeys(_offload(part) for part in parts if part and not part[0].isdigit()))
+    idle = {"none"} | ({"optimizer"} if "parameters" in found else set())
+    found = [kind for kind in found if kind not in idle]
+    if found and found[0] in _KEPT_AWAY:
+        found.sort(key=lambda kind: _KEPT_AWAY.index(kind) if kind in _KEPT_AWAY else len(_KEPT_AWAY))
+    return tuple(found) or ("none",)
+
+
+def _offload(word: str) -> str:
     first = next((kind for start, kind in _OFFLOAD_STARTS.items() if word.startswith(start)), word)
-    return _OFFLOADS.get(word, first) or "none"
+    return _OFFLOADS.get(word, first)
 
 
 def pipeline_schedule(text: str) -> str:
