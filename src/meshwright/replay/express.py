@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NoReturn, TypeVar
 
 from meshwright import catalog, schedule
 from meshwright.replay import words
 from meshwright.replay.alternatives import alternatives, smaller
+from meshwright.replay.exchanges import exchange_of
 from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of, predicts_two
 from meshwright.replay.runs import Run
@@ -91,7 +92,7 @@ class _Reader:
         self.stack = Stack(self.run, machines.spec.groups[0].device, assumed=self.assumed)
         try:
             model = self._padded(model_of(self.run, assumed=self.assumed))
-            plan, software = self._plan(model, machines), self.stack.name()
+            plan, software = self._exchanged(self._plan(model, machines), model), self.stack.name()
         except ConfigError as error:
             _refuse("; ".join(map(str, error.problems)))
         job = JobSpec(
@@ -168,6 +169,11 @@ class _Reader:
             microbatch=microbatch,
             gradients=GradientSync(precision=self.stack.gradients(settings.precision)),
         )
+
+    def _exchanged(self, plan: Plan, model: ModelSpec) -> Plan:
+        """With the way in which its context ranks meet each other's keys and values."""
+        found = exchange_of(self.run, model, context=plan.context, tensor=plan.tensor, assumed=self.assumed)
+        return replace(plan, exchange=found)
 
     def _experts(self, model: ModelSpec, *, tensor: int, ranks: int) -> ExpertGrid | None:
         """The grid of experts; None where every tensor rank holds a slice of every expert."""
