@@ -38,6 +38,16 @@ def test_the_name_of_an_activation_says_whether_it_is_gated() -> None:
     assert [part.gated for part in parts if isinstance(part, FeedForward)] == [True, False]
 
 
+def test_rates_are_counted_over_the_matrices_that_the_words_say() -> None:
+    """A gated feed-forward has three."""
+    counts = {"iter_s": "", "tflops_gpu": "100", "flop_conv": "3x fwd, full attention", "ffn": "8192"}
+    gelu, plain, swiglu = (row(**counts, gated=text).seconds for text in ("GELU", "no", "SwiGLU"))
+    assert gelu == plain
+    assert plain is not None
+    assert swiglu is not None
+    assert plain < swiglu
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
