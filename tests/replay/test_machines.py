@@ -7,8 +7,9 @@ import pytest
 from meshwright.replay.express import express
 from meshwright.replay.machines import machines_of
 from meshwright.replay.names import known_device, named_devices
-from meshwright.replay.networks import islands, node_gigabits
+from meshwright.replay.networks import islands
 from meshwright.replay.published import replay
+from meshwright.replay.rates import generation_gigabits, node_gigabits, unread_numbers
 from meshwright.spec.plan import AxisName
 from tests.replay.test_validate import row
 
@@ -139,20 +140,60 @@ def test_islands_are_sites_with_what_is_between_them() -> None:
         ("10 Gbit/s", 10.0),
         ("400G RoCEv2 x8", 3200.0),
         ("1.6 Tb/s", 1600.0),
+        ("10 Gigabit Ethernet", 10.0),
+        ("10-Gigabit Ethernet", 10.0),
+        ("Gigabit Ethernet", 1.0),
+        ("10GBASE-T", 10.0),
+        ("2.5G Ethernet", 2.5),
+        ("100 Mb/s Ethernet", 0.1),
+        ("8 NICs of 400 Gb/s", 3200.0),
+        ("eight 400 Gb/s InfiniBand", 3200.0),
+        ("8xConnectX-7 400G", 3200.0),
+        ("8x NDR 400Gb/s", 3200.0),
+        ("8 rails 400Gb/s", 3200.0),
+        ("dual-rail HDR 200Gb/s", 400.0),
+        ("IB 8*200Gbps", 1600.0),
+        ("400 Gb/s per NIC", 1600.0),
+        ("400Gb/s each", 1600.0),
+        ("400Gb/s per port", 1600.0),
+        ("400 Gb/s per NIC, 2 NICs per node", 800.0),
+        ("4 x 25 GB/s Slingshot", 800.0),
+        ("50 GB/s per GPU", 3200.0),
+        ("400Gb/s/GPU", 3200.0),
+        ("2x200Gb/s per GPU", 3200.0),
+        ("8 x 400Gb/s, one per GPU", 3200.0),
+        ("Slingshot 11 200Gb/s", 200.0),
+        ("3.2 Tb/s (8 NICs)", 3200.0),
+        ("400 Gb/s per node", 400.0),
         ("InfiniBand", None),
+        ("InfiniBand HDR, Gigabit Ethernet", None),
         ("", None),
     ],
 )
 def test_rates_are_read_in_every_spelling(link: str, gigabits: float | None) -> None:
-    assert node_gigabits(link, 8) == gigabits
+    """Of a node of eight devices and four adapters."""
+    assert node_gigabits(link, devices=8, adapters=4) == gigabits
 
 
 def test_a_generation_without_a_rate_is_that_of_every_adapter() -> None:
     nics = {
         name: express(row(inter_link=name)).design.cluster.groups[0].nic.bandwidth * 8e-9
-        for name in ("InfiniBand EDR", "InfiniBand HDR", "IB HDR100")
+        for name in ("InfiniBand EDR", "InfiniBand HDR", "IB HDR100", "IB NDR200")
     }
-    assert nics == {"InfiniBand EDR": 100.0, "InfiniBand HDR": 200.0, "IB HDR100": 100.0}
+    assert nics == {"InfiniBand EDR": 100.0, "InfiniBand HDR": 200.0, "IB HDR100": 100.0, "IB NDR200": 200.0}
+
+
+@pytest.mark.parametrize(
+    ("link", "gigabits"), [("dual-rail HDR", 400.0), ("NDR, 8 NICs", 3200.0), ("8x NDR", 3200.0), ("IB NDR", 1600.0)]
+)
+def test_a_generation_is_of_as_many_adapters_as_are_said(link: str, gigabits: float) -> None:
+    assert generation_gigabits(link, adapters=4) == gigabits
+
+
+def test_a_rate_told_at_length_is_read_in_a_time_that_its_length_tells() -> None:
+    for text in ("8 " + "NIC " * 30_000, "1" * 100_000, "IB " + "1," * 50_000, "a" * 100_000, "400G" + " ," * 50_000):
+        node_gigabits(text, devices=8, adapters=8)
+        unread_numbers(text)
 
 
 def test_sockets_are_slower_than_remote_memory_access_and_pci_express_than_nvlink() -> None:
@@ -169,8 +210,18 @@ def test_boards_of_two_dies_are_two_devices() -> None:
     boards = express(row(**plan, gpu="MI250X-128GB", n_gpus="8", gpus_per_node="4", dp=""))
     assert boards.design.plan.world_size == 16
     assert boards.design.cluster.groups[0].devices_per_node == 8
+    assert "8 boards of MI250X-128GB, of two devices each" in boards.assumed
     dies = express(row(**plan, gpu="MI250X", n_gpus="8", gpus_per_node="4", dp="4"))
     assert dies.design.plan.world_size == 8
+
+
+@pytest.mark.parametrize("name", ["MI250X-GCD", "MI250X (GCD)", "MI250X die", "AMD Instinct MI250X 128GB, GCDs"])
+def test_dies_that_are_called_so_are_counted_as_written(name: str) -> None:
+    plan = {"tp": "2", "pp": "1", "zero": "0", "sp": "no", "precision": "bf16", "framework": "Megatron-Core"}
+    found = express(row(**plan, gpu=name, n_gpus="64", gpus_per_node="4", dp=""))
+    assert found.design.plan.world_size == 64
+    assert found.design.cluster.groups[0].devices_per_node == 4
+    assert not any("boards" in told for told in found.assumed)
 
 
 def test_a_rack_has_as_many_devices_whatever_a_node_is_called() -> None:

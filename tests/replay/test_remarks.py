@@ -31,6 +31,12 @@ def written(place: Path, *rows: dict[str, str]) -> Path:
         ({"schdule": "1f1b"}, "the column 'schdule' is not read: did you mean 'schedule'?"),
         ({"my own words": "fast"}, "the column 'my own words' is not read"),
         ({"inter_link": "Infinband"}, "inter_link 'Infinband' names no network: the usual one"),
+        ({"inter_link": "8xH100, IB 400Gb/s"}, "inter_link '8xH100, IB 400Gb/s': 8 is read as no rate and no count"),
+        ({"inter_link": "Ethernet 10"}, "inter_link 'Ethernet 10': 10 is read as no rate"),
+        ({"inter_link": "InfiniBand 8 400Gb/s"}, "inter_link 'InfiniBand 8 400Gb/s': 8 is read as no rate"),
+        ({"inter_link": "3.2 Tb/s RoCE (8 NICs)"}, "inter_link '3.2 Tb/s RoCE (8 NICs)': 8 is read as no rate"),
+        ({"n_shared": "2"}, "n_shared is not read where n_experts is blank"),
+        ({"expert_ffn": "1024", "ffn": "8192"}, "expert_ffn is not read where n_experts is blank"),
         ({"intra_link": "NVLnk"}, "intra_link 'NVLnk' names no link: the usual one"),
         ({"extra": "warm; stage_layer=12+12"}, "'stage_layer' in extra is not read: did you mean 'stage_layers'?"),
     ],
@@ -39,6 +45,23 @@ def test_what_nothing_reads_is_remarked(tmp_path: Path, cell: dict[str, str], sa
     found = remarks(read_runs(written(tmp_path / "runs.csv", {**ROW, "id": "first"}, {**ROW, **cell})))
     assert [count for remark, count in found.items() if remark.startswith(said)] == [1]
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {"gpu": "TPU v5p", "inter_link": "2 slices"},
+        {"inter_link": "Slingshot-11 4x200"},
+        {"inter_link": "8 ConnectX-7 NICs at 400 Gb/s (NDR)"},
+        {"inter_link": "400 Gb/s per NIC, 2 NICs per node"},
+        {"inter_link": "RoCE 2x100G + Ethernet 25Gb/s, Ethernet 10 Gb/s between"},
+        {"n_experts": "8", "topk": "2", "n_shared": "1", "expert_ffn": "1024", "ffn": "8192"},
+        {"arch": "moe", "model": "mixtral-8x7b", "layers": "", "topk": "2", "n_shared": "1"},
+        {"inter_link": "InfiniBand, 4 links", "inter_gbit_per_node": "400"},
+    ],
+)
+def test_what_is_read_is_not_remarked(tmp_path: Path, cells: dict[str, str]) -> None:
+    assert not remarks(read_runs(written(tmp_path / "runs.csv", {**ROW, **cells})))
 
 
 def test_ids_of_several_rows_are_remarked(tmp_path: Path) -> None:
@@ -71,6 +94,8 @@ def test_columns_that_are_named_are_those_of_the_shipped_table() -> None:
         ({"precision": "nvfp"}, "did you mean 'nvfp4'?"),
         ({"zero": "7"}, "one of 0, 1, 2, 3, hsdp"),
         ({"offload": "atc"}, "offload atc is not known; one of activations, none, optimizer, parameters"),
+        ({"n_experts": "8", "topk": "9", "ffn": "4096"}, "topk 9 is more than the 8 experts there are"),
+        ({"ep": "2"}, "ep 2 of a model without experts; print n_experts, or leave ep blank"),
         ({"tp": "3", "dp": ""}, "tp 3 x pp 2 x cp 1 does not divide 16 devices"),
     ],
 )
@@ -109,3 +134,26 @@ def test_what_lies_in_the_hosts_memory_by_the_words_of_sources(tmp_path: Path, t
     cells = {"offload": text, "zero": "3", "tp": "1", "pp": "1", "dp": "16", "framework": "DeepSpeed"}
     (row,) = read_runs(written(tmp_path / "runs.csv", {**ROW, **cells}))
     assert express(row).design.plan.first_group.offload == kind
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "left"),
+    [
+        ("act+optimizer", "optimizer", "activations"),
+        ("optimizer + act-4-layers", "optimizer", "activations"),
+        ("act and parameters", "parameters", "activations"),
+        ("optimizer+gradients", "optimizer", "gradients"),
+        ("optimizer+parameters", "parameters", ""),
+        ("parameters & optimizer", "parameters", ""),
+        ("act (4 layers)", "activations", ""),
+    ],
+)
+def test_of_several_kinds_in_the_hosts_memory_one_is_taken(tmp_path: Path, text: str, kind: str, left: str) -> None:
+    """In either order, and what is left out is told; parameters bring the optimizer's state."""
+    cells = {"offload": text, "zero": "3", "tp": "1", "pp": "1", "dp": "16", "framework": "DeepSpeed"}
+    (row,) = read_runs(written(tmp_path / "runs.csv", {**ROW, **cells}))
+    found = express(row)
+    kinds = {group.offload for stage in found.design.plan.stages for group in stage.groups}
+    assert kinds == ({kind, "none"} if "4 layers" in text else {kind})
+    told = [words for words in found.assumed if "alone in the host's memory" in words]
+    assert told == ([f"{kind} alone in the host's memory: a plan holds no {left} there too"] if left else [])

@@ -15,8 +15,8 @@ from meshwright.cli import main
 from meshwright.replay import pricing, published
 from meshwright.replay.express import express
 from meshwright.replay.names import known_device
-from meshwright.replay.networks import node_gigabits
 from meshwright.replay.published import replay as replay_row
+from meshwright.replay.rates import node_gigabits
 from meshwright.replay.runs import Run
 from meshwright.replay.scores import OutOfMemory, Point, leave_one_group_out, overall, score
 from meshwright.spec.cluster import Precision
@@ -272,7 +272,7 @@ def test_a_device_is_known_by_how_its_name_begins() -> None:
     ],
 )
 def test_a_network_is_read_as_its_source_writes_it(link: str, gigabits: float | None) -> None:
-    assert node_gigabits(link, 8) == gigabits
+    assert node_gigabits(link, devices=8, adapters=8) == gigabits
     group = express(row(inter_link=link)).design.cluster.groups[0]
     if gigabits is not None:
         assert group.nic.bandwidth * group.nics * 8 == pytest.approx(gigabits * 1e9)

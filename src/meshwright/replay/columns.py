@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwright.replay.words import KINDS, model_kind
+from meshwright.replay.words import KINDS, YES_OR_NO, model_kind, yes_or_no
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ NUMBERS: Mapping[str, Number] = {
 }
 WORDS: Mapping[str, tuple[str, ...]] = {
     "status": ("ok", "oom", "fail"),
-    **dict.fromkeys(("gated", "sp", "flash", "compile"), ("yes", "no")),
+    **dict.fromkeys(YES_OR_NO, ("yes", "no")),
 }
 
 
@@ -84,7 +84,7 @@ def faults(columns: Mapping[str, str]) -> Iterator[str]:
             yield f"{name}: {text!r} {fault}"
     for name, choices in WORDS.items():
         text = columns.get(name, "")
-        if text and text.lower() not in choices:
+        if text and (yes_or_no(name, text) is None if name in YES_OR_NO else text.lower() not in choices):
             yield f"{name}: {text!r} is not one of {', '.join(choices)}"
     arch = columns.get("arch", "")
     if model_kind(arch) is None:
@@ -97,7 +97,10 @@ def _number_fault(name: str, text: str, number: Number) -> str:
     try:
         found = values(name, text)
     except ValueError:
-        return "is not a number"
+        thousands = name == "vocab" and re.fullmatch(r"(\d+(?:\.\d+)?)\s*k", text, re.IGNORECASE)
+        tokens = float(thousands[1]) if thousands else 0.0
+        both = f": {tokens * 1000:,.0f} and {tokens * 1024:,.0f} are both called so, write one of them"
+        return f"is not a number{both if thousands else ''}"
     if not all(math.isfinite(value) and number.least <= value <= number.most for value in found):
         return f"is not between {number.least:g} and {number.most:g}"
     return "is not a whole number" if number.whole and any(value != int(value) for value in found) else ""

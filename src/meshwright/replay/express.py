@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NoReturn, TypeVar
 
 from meshwright import catalog, schedule
 from meshwright.replay import words
 from meshwright.replay.alternatives import alternatives, smaller
+from meshwright.replay.exchanges import exchange_of
 from meshwright.replay.machines import Machines, machines_of
 from meshwright.replay.models import InexpressibleError, model_of, predicts_two
 from meshwright.replay.runs import Run
@@ -91,7 +92,7 @@ class _Reader:
         self.stack = Stack(self.run, machines.spec.groups[0].device, assumed=self.assumed)
         try:
             model = self._padded(model_of(self.run, assumed=self.assumed))
-            plan, software = self._plan(model, machines), self.stack.name()
+            plan, software = self._exchanged(self._plan(model, machines), model), self.stack.name()
         except ConfigError as error:
             _refuse("; ".join(map(str, error.problems)))
         job = JobSpec(
@@ -169,10 +170,17 @@ class _Reader:
             gradients=GradientSync(precision=self.stack.gradients(settings.precision)),
         )
 
+    def _exchanged(self, plan: Plan, model: ModelSpec) -> Plan:
+        """With the way in which its context ranks meet each other's keys and values."""
+        found = exchange_of(self.run, model, context=plan.context, tensor=plan.tensor, assumed=self.assumed)
+        return replace(plan, exchange=found)
+
     def _experts(self, model: ModelSpec, *, tensor: int, ranks: int) -> ExpertGrid | None:
         """The grid of experts; None where every tensor rank holds a slice of every expert."""
         mixture = next((layer.transform for layer in model.layers if isinstance(layer.transform, Mixture)), None)
         expert, slices = self.run.whole("ep") or 1, self.run.whole("etp")
+        if mixture is None and expert > 1:
+            _refuse(f"ep {expert} of a model without experts; print n_experts, or leave ep blank")
         if mixture is None or (expert == 1 and slices in (None, tensor)):
             return None
         if slices is None and tensor > 1 and self.stack.is_tuned:
@@ -187,9 +195,11 @@ class _Reader:
 
     def _offload(self) -> Offload:
         text = self.run.text("offload")
-        said = words.offload(text)
+        said, *besides = words.offloads(text)
         if said not in set(Offload):
             _refuse(f"offload {text} is not known; {nearest(said, (kind.value for kind in Offload))}")
+        if besides:
+            self.assumed.append(f"{said} alone in the host's memory: a plan holds no {' and '.join(besides)} there too")
         again = words.recompute(self.run.text("recompute")) == Recompute.FULL
         if Offload(said) is Offload.NONE and self.stack.keeps_checkpoints_away and again:
             return self._assume(
@@ -199,6 +209,8 @@ class _Reader:
 
     def _layers_away(self) -> int | None:
         """Of how many layers of a stage, the first ones, activations are offloaded; None where it is all of them."""
+        if words.offloads(self.run.text("offload"))[0] != Offload.ACTIVATIONS:
+            return None
         said = re.search(r"act\D*(\d+)\D*layer", self.run.text("offload").lower())
         return int(said[1]) if said else None
 

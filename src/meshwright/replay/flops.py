@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from meshwright.replay.words import yes_or_no
+
 _REPEATED = ("megatron", "96*B*s*l*h^2", "hardware FLOPs incl. full recompute")
 _THREEFOLD = ("3x fwd", "full attention")
 
@@ -49,7 +51,7 @@ def _threefold(run: Cells) -> float | None:
     layers, width, heads, vocab, length, batch = found
     dim = run.number("head_dim") or width / heads
     queries, keys = heads * dim, (run.number("kv_heads") or heads) * dim
-    each = (2.0 if run.text("gated").lower() == "no" else 3.0) * width * hidden
+    each = (2.0 if yes_or_no("gated", run.text("gated")) is False else 3.0) * width * hidden
     chosen = (run.number("topk") or 1.0) + (run.number("n_shared") or 0.0) if experts else 1.0
     layer = 2.0 * width * (queries + keys) + chosen * each + width * (experts or 0.0) + 2.0 * length * queries
     return 3.0 * 2.0 * batch * length * (layers * layer + width * vocab)

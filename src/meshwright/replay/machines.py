@@ -17,6 +17,7 @@ from meshwright.spec.codec import nearest
 _MEMORY_DIFFERS = 0.15
 _SLICES = re.compile(r"\b(\d+)\s*slices?\b|\bslices?\s*=\s*(\d+)", re.IGNORECASE)
 _TWO_DIES = {"MI250X-GCD": 128.0, "MI250-GCD": 128.0}  # GB of a board that holds two devices
+_DIES = re.compile(r"gcd|\bdies?\b", re.IGNORECASE)  # a name that says so counts devices, and no boards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ def machines_of(run: Run, *, assumed: list[str]) -> Machines | str:
     if isinstance(counts, str):
         return counts
     kinds = [
-        _kind(run, entry, index=index, count=count)
+        _kind(run, entry, index=index, count=count, assumed=assumed)
         for index, (entry, count) in enumerate(zip(named, counts, strict=True))
     ]
     if len(kinds) > 1:
@@ -87,7 +88,7 @@ def _ranks(run: Run) -> int:
     return (run.whole("tp") or 1) * (run.whole("pp") or 1) * (run.whole("cp") or 1) * (run.whole("dp") or 0)
 
 
-def _kind(run: Run, named: Named, *, index: int, count: int) -> _Kind:
+def _kind(run: Run, named: Named, *, index: int, count: int, assumed: list[str]) -> _Kind:
     """A kind of device with what the columns say of it; the two devices of one board each for itself."""
     each, sizes = run.numbers("gpus_per_node"), run.numbers("gpu_mem_gb")
     memory = _entry(sizes, index) or named.memory_gb
@@ -95,7 +96,9 @@ def _kind(run: Run, named: Named, *, index: int, count: int) -> _Kind:
     assert device is not None
     per_node = named.per_node or (int(_entry(each, index) or 0) or None)
     board = _TWO_DIES.get(device.name)
-    if board and _counts_boards(run, memory=memory, board=board, per_node=per_node):
+    said = _DIES.search(named.name) is not None
+    if board and not said and _counts_boards(run, memory=memory, board=board, per_node=per_node):
+        assumed.append(f"{count} boards of {named.name}, of two devices each")
         return _Kind(name=named.name, device=device, count=2 * count, per_node=2 * (per_node or 4), memory_gb=None)
     return _Kind(name=named.name, device=device, count=count, per_node=per_node, memory_gb=memory)
 
@@ -125,10 +128,16 @@ def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
     return replace(usual, num_nodes=-(-kind.count // room), device=_memory(kind))
 
 
-def _in_slices(run: Run, group: NodeGroup) -> NodeGroup:
-    """TPUs in as many slices as the row says, each a torus of its own: `2 slices` in `inter_link`, `slices=2`."""
+def slices_said(run: Run) -> int:
+    """Slices of TPUs that the row says: `2 slices` in `inter_link`, `slices=2`; 0 where it says none."""
     said = _SLICES.search(f"{run.text('inter_link')}; {run.text('extra')}")
-    count = int(said[1] or said[2]) if said and group.device.kind is DeviceKind.TPU else 0
+    device = named_devices(run.text("gpu"))[0].device
+    return int(said[1] or said[2]) if said and device is not None and device.kind is DeviceKind.TPU else 0
+
+
+def _in_slices(run: Run, group: NodeGroup) -> NodeGroup:
+    """TPUs in as many slices as the row says, each a torus of its own."""
+    count = slices_said(run)
     if not count or group.num_nodes % count:
         return group
     return replace(group, rack_nodes=group.num_nodes // count)

@@ -54,6 +54,9 @@ class _Reader:
         kind = self._kind()
         if kind != "t5" and len(self.run.numbers("seq")) > 1:
             _refuse("several lengths of a sequence, and no encoder beside a decoder")
+        chosen, experts = self.run.whole("topk"), self.run.whole("n_experts")
+        if chosen and experts and chosen > experts:
+            _refuse(f"topk {chosen} is more than the {experts} experts there are")
         preset = self._preset()
         if preset is not None and (kind not in ("gpt", "llama") or not self.run.whole("layers")):
             vocab = self.run.whole("vocab")

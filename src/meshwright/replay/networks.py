@@ -6,30 +6,18 @@ import re
 from dataclasses import dataclass, replace
 
 from meshwright.catalog.node_links import GB, NVLINK_V100, ethernet, network, omni_path, pcie
+from meshwright.replay.rates import (
+    REMOTE,
+    SLOW,
+    generation,
+    generation_gigabits,
+    node_gigabits,
+    says_rate,
+    unread_numbers,
+)
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import Link, NodeGroup, Precision
 
-_GENERATIONS = {
-    "sdr": 10.0,
-    "ddr": 20.0,
-    "qdr": 40.0,
-    "fdr": 56.0,
-    "edr": 100.0,
-    "hdr": 200.0,
-    "ndr": 400.0,
-    "xdr": 800.0,
-    "slingshot": 200.0,
-    "omni-path": 100.0,
-    "omnipath": 100.0,
-}
-_RATE = re.compile(
-    r"(?:(\d+)\s*[x×]\s*)?(\d+(?:\.\d+)?)\s*(T|G)(?:b(?:it)?(?:/s|ps|E)?|E)?(?![A-Za-z/])\s*(?:RoCE(?:v2)?|IB|InfiniBand)?"
-    r"\s*(?:[x×]\s*(\d+)\b)?(\s*(?:per|/)\s*(?:GPU|device|chip))?",
-)
-_PLAIN_RATE = re.compile(r"(?:(\d+)\s*[x×]\s*|(?<![\w.]))(25|40|50|56|100|200|400|800|1600|3200)\b")
-_COUNT = re.compile(r"\b(\d+)\s*[x×]")
-_SLOW = re.compile(r"ethernet|tcp|gbe\b|socket", re.IGNORECASE)
-_REMOTE = re.compile(r"infiniband|\bib\b|roce|rdma|slingshot|omni|\befa\b|rocev2", re.IGNORECASE)
 _HOST_DRIVEN = re.compile(r"omni-?path|\bopa\b", re.IGNORECASE)
 _PIECES = re.compile(r"(?=[;,+])")  # each with what sets it apart
 _BETWEEN = re.compile(r"\bbetween\b", re.IGNORECASE)
@@ -56,26 +44,21 @@ def islands(text: str) -> Islands:
 
 def says_network(text: str) -> bool:
     """Whether a kind of network, a generation or a rate is read in `text`."""
-    kinds = (_SLOW, _REMOTE, _HOST_DRIVEN, _NAMED, _RATE)
-    return any(kind.search(text) for kind in kinds) or any(name in text.lower() for name in _GENERATIONS)
+    kinds = (SLOW, REMOTE, _HOST_DRIVEN, _NAMED)
+    return any(kind.search(text) for kind in kinds) or says_rate(text) or generation(text) is not None
 
 
-def node_gigabits(link: str, devices: int) -> float | None:
-    """Gb/s of a node as `link` writes them: `8x200Gb/s`, `400Gb/s per GPU`, `EFA 400`, or one rate, the node's."""
-    if "nvlink" in link.lower():
-        return None
-    found = _RATE.search(link)
-    if found is None:
-        plain = _PLAIN_RATE.search(link) if _REMOTE.search(link) or _SLOW.search(link) else None
-        return float(plain[1] or 1.0) * float(plain[2]) if plain else None
-    count = float(found[1] or found[4] or (devices if found[5] else 1))
-    return count * float(found[2]) * (1000.0 if found[3] == "T" else 1.0)
+def unread(text: str) -> tuple[str, ...]:
+    """Numbers in `text` that are no part of what is read there of the network or of several."""
+    apart = islands(text)
+    return tuple(number for part in (*apart.each, apart.between) for number in unread_numbers(part))
 
 
 def joined(run: Run, group: NodeGroup, *, link: str, gigabits: float | None) -> NodeGroup:
     """`group` with the network that `link` and Gb/s of a node say; its preset's where they say nothing."""
     group = _inside(run, group)
-    rate = gigabits or node_gigabits(link, group.devices_per_node) or _by_generation(link, group)
+    said = node_gigabits(link, devices=group.devices_per_node, adapters=group.nics)
+    rate = gigabits or said or generation_gigabits(link, adapters=group.nics)
     kind = _kind(link, group)
     if not rate:
         return replace(group, nic=kind)
@@ -89,26 +72,15 @@ def _over_sockets(link: Link) -> bool:
     return "sockets" in link.sources.get("latency_seconds", "")
 
 
-def _by_generation(link: str, group: NodeGroup) -> float | None:
-    """As many adapters as `link` says, else as the preset has, of the generation that it names."""
-    named = next((rate for name, rate in _GENERATIONS.items() if name in link.lower()), None)
-    if named is None:
-        return None
-    said = _COUNT.search(link)
-    if "hdr100" in link.lower().replace(" ", ""):
-        named = 100.0
-    return named * (float(said[1]) if said else group.nics)
-
-
 def _kind(link: str, group: NodeGroup) -> Link:
     """The adapters of `group`, without remote memory access where `link` says Ethernet, with it where it says so.
 
     Omni-Path is a kind of its own.
     """
-    remote, now = bool(_REMOTE.search(link)), group.nic
+    remote, now = bool(REMOTE.search(link)), group.nic
     if _HOST_DRIVEN.search(link):
         return omni_path(gigabits=now.bandwidth * 8 / GB, title=f"{link} (the source of the run)")
-    if remote == (not _over_sockets(now)) or not (remote or _SLOW.search(link)):
+    if remote == (not _over_sockets(now)) or not (remote or SLOW.search(link)):
         return now
     made, gigabits = network if remote else ethernet, now.bandwidth * 8 / GB
     return made(gigabits=gigabits, title=f"{link} (the source of the run)")
@@ -143,10 +115,10 @@ def _generation(group: NodeGroup) -> int:
 
 def between_sites(text: str, *, nodes: int) -> Link | None:
     """What joins a site of `nodes` nodes to the others, each with an adapter for it; None where no rate is said."""
-    gigabits = node_gigabits(text, 1)
+    gigabits = node_gigabits(text, devices=1, adapters=1)
     if gigabits is None:
         return None
-    made = network if _REMOTE.search(text) else ethernet
+    made = network if REMOTE.search(text) else ethernet
     return made(gigabits=gigabits * nodes, title=f"{text} a node, {nodes} nodes (the source of the run)")
 
 

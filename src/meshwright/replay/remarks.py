@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.replay.columns import NUMBERS, WORDS
-from meshwright.replay.networks import says_network
+from meshwright.replay.machines import slices_said
+from meshwright.replay.networks import says_network, unread
 from meshwright.replay.runs import Run
+from meshwright.replay.words import model_kind
 
 COLUMNS = (
     *("id", "group", "rank_kind", "source_id", "source_ref", "table", "confidence", "derived", "notes"),
@@ -23,6 +25,7 @@ SETTINGS = (
     *("recompute_modules", "cuda_graph", "dispatcher", "norm kernel", "cuda_launch_blocking", "moe_every"),
     *("pattern", "attention_layers", "mamba_heads", "mamba_head_dim", "mamba_state", "mamba_groups"),
     *("linear_heads", "linear_head_dim", "linear_groups", "task"),
+    *("exchange", "cp_comm_type", "ulysses", "usp ulysses"),
 )
 _ALIKE = 0.75  # share of letters in common from which a name is taken to be misspelt, and not another remark
 _SETTING = re.compile(r"(?:^|[;,])\s*([A-Za-z][\w ]*?)\s*=(?!=)")
@@ -50,14 +53,26 @@ def _headers(runs: Sequence[Run]) -> dict[str, int]:
 
 def _of(run: Run) -> Iterator[str]:
     link, inside = run.text("inter_link"), run.text("intra_link")
-    if link and not says_network(link):
+    if link and not says_network(link) and not slices_said(run):
         yield f"inter_link {link!r} names no network: the usual one of such machines is taken"
+    elif link and not run.numbers("inter_gbit_per_node") and (numbers := unread(link)):
+        yield f"inter_link {link!r}: {' and '.join(numbers)} is read as no rate and no count of adapters"
     if inside and not _INSIDE.search(inside):
         yield f"intra_link {inside!r} names no link: the usual one of such machines is taken"
+    if not _has_experts(run):
+        unread_there = ("n_shared", "topk", *(("expert_ffn",) if run.whole("ffn") else ()))
+        for name in (name for name in unread_there if run.whole(name)):
+            yield f"{name} is not read where n_experts is blank and arch names no mixture"
     for name in _SETTING.findall(run.text("extra")):
         meant = _meant(name, SETTINGS)
         if meant and name.lower() not in SETTINGS:
             yield f"{name!r} in extra is not read{meant}"
+
+
+def _has_experts(run: Run) -> bool:
+    """Whether its model may have experts: by its columns, by its kind, or as a preset where no layers are printed."""
+    mixed = "moe" in (model_kind(run.text("arch")) or "")
+    return mixed or bool(run.whole("n_experts")) or not run.whole("layers")
 
 
 def _meant(name: str, known: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshwright.replay.columns import faults, values
 from meshwright.replay.flops import step_flops
+from meshwright.replay.words import yes_or_no
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.paths import expanded
 
@@ -45,9 +46,8 @@ class Run:
         return ("more or fewer fields than the header",) if self.torn else tuple(faults(self.columns))
 
     def is_yes(self, name: str) -> bool | None:
-        """Of a cell of yes or no; None where it is blank."""
-        text = self.text(name).lower()
-        return text == "yes" if text else None
+        """Of a cell of yes or no; None where it is blank or cannot be read."""
+        return yes_or_no(name, self.text(name))
 
     def numbers(self, name: str) -> tuple[float, ...]:
         """Every number of a cell that may hold several; none where it is blank or cannot be read."""

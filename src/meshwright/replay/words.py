@@ -23,11 +23,26 @@ _ALIKE: Mapping[str, str] = {
     "hybridmambaattention hybridmambatransformer ssmhybrid ssmattention hybridstatespace",
 }
 _KIND_OF = {alias: kind for kind, aliases in _ALIKE.items() for alias in aliases.split()}
+YES_OR_NO = ("gated", "sp", "flash", "compile")
+_YES: Mapping[str, str] = {  # of all such cells, and of each
+    "": "yes true 1 on",
+    "flash": "fa fa1 fa2 fa3 fa4 flash flash1 flash2 flash3 flashattn flashattn2 flashattn3 flashattention "
+    "flashattention1 flashattention2 flashattention3 flashattentionv1 flashattentionv2 flashattentionv3",
+    "compile": "compile torchcompile inductor",
+    "gated": "gated swiglu geglu reglu glu",
+}
+_NO: Mapping[str, str] = {
+    "": "no false 0 off",
+    "compile": "eager",
+    "gated": "gelu relu squaredrelu relusquared relu2",
+}
 _PRECISIONS: Mapping[str, str] = {
     **dict.fromkeys(("float32", "single", "fp32"), "fp32"),
     **dict.fromkeys(("float16", "half", "fp16mixed", "amp", "fp16amp", "16mixed", "fp16"), "fp16"),
     **dict.fromkeys(("bfloat16", "bf16mixed", "bf16amp", "ampbf16", "bf16true", "bf16"), "bf16"),
-    **dict.fromkeys(("fp8delayed", "fp8delayedscaling", "fp8hybrid", "fp8tensorwise", "fp8e4m3", "float8"), "fp8"),
+    **dict.fromkeys(
+        ("fp8delayed", "fp8delayedscaling", "fp8hybrid", "fp8tensorwise", "fp8e4m3", "e4m3", "float8"), "fp8"
+    ),
     **dict.fromkeys(("fp8mixed", "fp8te", "te8", "bf16fp8", "fp8ds", "float8tensorwise"), "fp8"),
     **dict.fromkeys(("fp8rowwise", "float8rowwise", "fp8row"), "fp8-row"),
     **dict.fromkeys(("ampfp16", "fp16true", "16"), "fp16"),
@@ -41,7 +56,7 @@ _SHARDINGS: Mapping[str, str] = {
     **dict.fromkeys(("zero1", "stage1", "distributedoptimizer", "distopt", "yes", "os", "optimizer", "z1"), "1"),
     **dict.fromkeys(("zero2", "stage2", "osg", "shardgradop", "gradop", "z2"), "2"),
     **dict.fromkeys(("zero3", "stage3", "fsdp", "fsdp1", "fsdp2", "fullshard", "zero++", "osgp", "full", "z3"), "3"),
-    **dict.fromkeys(("hybrid", "hybridshard", "hsdp"), "hsdp"),
+    **dict.fromkeys(("hybrid", "hybridshard", "hsdp", "mics"), "hsdp"),
 }
 _RECOMPUTES: Mapping[str, str] = {
     **dict.fromkeys(("no", "off", "false"), "none"),
@@ -60,6 +75,7 @@ _RECOMPUTES: Mapping[str, str] = {
         "selective",
     ),
 }
+_CHECKPOINTING = re.compile(r"^(?:activation|gradient)[ _-]checkpointing\b\W*")
 _OFFLOADS: Mapping[str, str] = {
     **dict.fromkeys(("no", "off", "false"), "none"),
     **dict.fromkeys(("cpu", "yes", "on", "zerooffload", "cpuadam", "cpuoffload", "os", "adam"), "optimizer"),
@@ -78,6 +94,7 @@ _SCHEDULES: Mapping[str, str] = {
 }
 
 
+_KEPT_AWAY = ("parameters", "optimizer", "activations")  # the first is taken of several
 _OFFLOAD_STARTS = {"act": "activations", "opt": "optimizer", "cpuadam": "optimizer", "param": "parameters"}
 
 
@@ -102,6 +119,15 @@ def model_kind(text: str, *, gated: bool | None = None, experts: bool = False) -
     return "moe" if mixed and found in ("gpt", "llama") else found
 
 
+def yes_or_no(name: str, text: str) -> bool | None:
+    """What a cell of YES_OR_NO says, whether in those words or in what is used; None where it is blank or neither."""
+    word = _plain(text)
+    found = (
+        told for told, words in ((True, _YES), (False, _NO)) for key in ("", name) if word in words.get(key, "").split()
+    )
+    return next(found, None)
+
+
 def precision(text: str) -> str:
     return _PRECISIONS.get(_plain(text), text.lower())
 
@@ -113,16 +139,33 @@ def sharding(text: str) -> str:
 
 
 def recompute(text: str) -> str:
-    """none, selective or full, by the first word; so many layers are layers computed again in full."""
-    word = re.split(r"[ (,;:=+/]", text.lower())[0]
-    return "full" if re.match(r"\d+ (?:of \d+ )?layers?", text.lower()) else _RECOMPUTES.get(word, word)
+    """none, selective or full, by the first word; so many layers are layers computed again in full, and so is
+    activation checkpointing of which no more is said."""
+    plain = text.lower()
+    if re.match(r"\d+ (?:of \d+ )?layers?", plain):
+        return "full"
+    rest = _CHECKPOINTING.sub("", plain)
+    word = re.split(r"[ (),;:=+/]", rest)[0]
+    known = _RECOMPUTES.get(word, word)
+    return "full" if rest != plain and known not in ("none", "selective") else known
 
 
-def offload(text: str) -> str:
-    """none, optimizer, activations or parameters, by the first of them: `act-40-layers`, `parameters and optimizer`."""
-    word = _plain(text)
+def offloads(text: str) -> tuple[str, ...]:
+    """What `text` says lies in the host's memory, in words of plans: what a plan says of it first, whatever the order,
+    then what it cannot say beside. Parameters bring the optimizer's state; a first word that is not known stays first.
+    """
+    parts = (_plain(part) for part in re.split(r"[+,;&/()]|\band\b", text.lower()))
+    found = list(dict.fromkeys(_offload(part) for part in parts if part and not part[0].isdigit()))
+    idle = {"none"} | ({"optimizer"} if "parameters" in found else set())
+    found = [kind for kind in found if kind not in idle]
+    if found and found[0] in _KEPT_AWAY:
+        found.sort(key=lambda kind: _KEPT_AWAY.index(kind) if kind in _KEPT_AWAY else len(_KEPT_AWAY))
+    return tuple(found) or ("none",)
+
+
+def _offload(word: str) -> str:
     first = next((kind for start, kind in _OFFLOAD_STARTS.items() if word.startswith(start)), word)
-    return _OFFLOADS.get(word, first) or "none"
+    return _OFFLOADS.get(word, first)
 
 
 def pipeline_schedule(text: str) -> str:
