@@ -56,7 +56,8 @@ class Mark:
     """Until `at`, seconds of the system clock, and since the mark before, the run was at `what`.
 
     `step` is where it then stands; STEPS are those from `first` on, `data_seconds` and `slow_seconds` of which were
-    waited and lost. LAUNCHED is with the digest of `plan`; ENDED says `why` where that is a failure, whether it was
+    waited and lost. LAUNCHED is with the digest of `plan`; STARTED says `why` where it is not on from
+    the newest checkpoint; ENDED says `why` where that is a failure, whether it was
     `asked` for, and whether it had `done` its steps; ROLLED_BACK `why` where it is for another reason than a step that
     was spoilt; REGROUPED why ranks changed, and `asked` where none was lost.
     """
@@ -229,6 +230,7 @@ class Account:
             self.seconds[Spent.START] += seconds
             return
         self._lose(Spent.REPLAN if another else Spent.RESTART, seconds)
+        self._why = "; ".join(why for why in (self._why, mark.why) if why)
         self._interrupt(mark.step)
 
     def _step(self, mark: Mark, seconds: float) -> None:

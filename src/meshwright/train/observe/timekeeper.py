@@ -98,6 +98,10 @@ def first_line(error: BaseException) -> str:
     return shorten(line, width=_MOST_WORDS, placeholder=" ...")
 
 
+def _passed_over(event: Started) -> list[str]:
+    return [f"{problem}, passed over" for problem in event.passed_over]
+
+
 class Timekeeper:
     """On rank 0: marks what the run was at, step after step, and adds it up with what the launches before marked.
 
@@ -133,9 +137,10 @@ class Timekeeper:
         if isinstance(event, StepDone):
             self._step(event)
         elif isinstance(event, Started) and event.why:
-            self._mark(Moment.REGROUPED, step=event.step, asked=not event.lost, why=event.why)
+            why = "; ".join((event.why, *_passed_over(event)))
+            self._mark(Moment.REGROUPED, step=event.step, asked=not event.lost, why=why)
         elif isinstance(event, Started):
-            self._mark(Moment.STARTED, step=event.step)
+            self._mark(Moment.STARTED, step=event.step, why="; ".join(_passed_over(event)))
         elif isinstance(event, StepSpoilt):
             self._mark(Moment.SPOILT, step=event.step - 1)
         elif isinstance(event, Stopping):
