@@ -30,6 +30,7 @@ from meshwright.train.events import (
     StepSpoilt,
     Stopping,
 )
+from meshwright.train.observe.trackers import last_step
 
 MARK_SECONDS = 2.0
 _WARM_STEPS = 5
@@ -80,7 +81,12 @@ def note_launch(run_dir: Path, *, plan: str, began: float) -> None:
     """This launch, which began at `began`, is marked, unless what launched this process has done so."""
     marks = marks_of(run_dir)
     if not marks or marks[-1].what is not Moment.LAUNCHED:
-        note(run_dir, Mark(what=Moment.LAUNCHED, at=began, plan=plan))
+        note(run_dir, launched(run_dir, plan=plan, at=began))
+
+
+def launched(run_dir: Path, *, plan: str, at: float) -> Mark:
+    """That a launch began at `at`, before it has taken anything out of the metrics."""
+    return Mark(what=Moment.LAUNCHED, at=at, plan=plan, step=last_step(run_dir))
 
 
 def steady_clock() -> Callable[[], float]:
