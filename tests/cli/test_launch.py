@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.run.launching.start import Document
 from meshwright.spec.errors import ExitCode
-from tests.run.launching.made import on_processors
+from tests.run.launching.made import on_gpus, on_processors
 from tests.run.runs import design
 
 
@@ -48,13 +48,58 @@ def test_what_the_nodes_read_is_written_with_the_script(
     words = ["launch", str(plan), "--on", "slurm", "--run", str(run), "--out", str(script)]
     assert main([*words, "--set", "job.seed=5"]) == ExitCode.OK
     assert json.loads((run / "design.json").read_text())["job"]["seed"] == 5
-    assert f"written to {script}; start it: sbatch {script}" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"written to {script}; start it: sbatch {script}" in told
+    assert f"{run} holds the design that the nodes read" in told
     assert script.read_text().startswith("#!/bin/bash")
     assert main(words) == ExitCode.USAGE
     assert "this directory holds a run already" in capsys.readouterr().err
     words += ["--resume", "--set", "job.seed=5"]
     assert main([*words, "--set", "job.learning_rate.warmup_steps=9"]) == ExitCode.OK
     assert "job.learning_rate.warmup_steps is 9 from here on" in capsys.readouterr().err
+
+
+FAR = ["--run", "/mnt/first", "--image", "x", "--volume", "v:/mnt"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["slurm"],
+        ["ssh", "--hosts", "one,two"],
+        ["local"],
+        *(["kubernetes", *FAR], ["skypilot", *FAR], ["dstack", *FAR]),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_refuses_to_be_written_is_told_where_it_is_shown(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, says = on_processors(tmp_path), "job.data.sources: no text is given; --data names"
+    plan, out = tmp_path / "plan.json", tmp_path / "out" / "go"
+    plan.write_text(replace(made, job=replace(made.job, data=replace(made.job.data, sources=()))).to_json())
+    monkeypatch.chdir(tmp_path)
+    asked = ["launch", str(plan), "--on", *words]
+    assert main(asked) == ExitCode.OK
+    told = capsys.readouterr()
+    assert f"it cannot start as it is: {says}" in told.err
+    assert says not in told.out
+    assert main([*asked, "--out", str(out)]) == ExitCode.USAGE
+    assert f"error: {says}" in capsys.readouterr().err
+    assert not out.exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_machine_that_lacks_the_plan_s_devices_is_told_before_it_trains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "plan.json").write_text(on_gpus(tmp_path).to_json())
+    words = ["launch", str(tmp_path / "plan.json"), "--on", "local", "--run", str(tmp_path / "run")]
+    assert main(words) == ExitCode.OK
+    assert "it cannot start as it is: cluster" in capsys.readouterr().err
+    assert main([*words, "--out", str(tmp_path / "go.sh")]) == ExitCode.ENVIRONMENT
+    assert not (tmp_path / "go.sh").exists()
 
 
 def test_slurm_is_handed_the_script(

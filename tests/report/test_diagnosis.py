@@ -70,6 +70,20 @@ def test_a_dead_run_says_who_kept_it_waiting_and_what_was_told_before(run_dir: P
     assert found.ranks[0].longest == "all_reduce 2 (all ranks) in step 21"
 
 
+def test_no_step_time_is_told_where_no_collective_marks_steps(run_dir: Path) -> None:
+    """As of one rank, whose only collectives are those of its checkpoints."""
+    log = CollectiveLog(run_dir, rank=0)
+    group = log.know(Group(name="1", ranks=(0,), described="checkpoints"))
+    for step in (20, 30):
+        log.begin_step(step)
+        log.leave(log.enter(group, "all_gather", 8), inside_seconds=0.001)
+    (use,) = diagnose(run_dir).ranks
+    assert (use.steps, use.own_seconds, use.waited_seconds) == (0, None, None)
+    (line,) = [line for line in diagnose(run_dir).lines() if line.strip().startswith("rank 0")]
+    assert line.strip().startswith("rank 0  longest in all_gather ")
+    assert "a step" not in line
+
+
 def test_a_run_that_ended_well_is_healthy(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     note(run_dir, Mark(what=Moment.LAUNCHED, at=1.0))
     note(run_dir, Mark(what=Moment.ENDED, at=2.0, asked=True))

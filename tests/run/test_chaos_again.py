@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from meshwright.cli import main
 from meshwright.report import terminal_chaos
@@ -152,13 +153,13 @@ def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capsys: pytest.Capture
     assert {path.name for path in run.iterdir()} == {"design.json", "claim-0"}
 
 
-def test_one_fault_is_told_as_one() -> None:
-    struck = Struck(fault=read_fault(FaultKind.KILL, "@step=3"), at_seconds=1.0, step=3, launch=1, recovered=True)
+def found_of(*struck: Struck) -> Chaos:
+    """What became of a run of two launches."""
     ends = tuple(LaunchEnd(number=number, seconds=1.0, exit_code=0, words="") for number in (1, 2))
-    found = Chaos(
+    return Chaos(
         run="run",
         plan="",
-        struck=(struck,),
+        struck=struck,
         missed=(),
         launches=ends,
         wall_seconds=1.0,
@@ -170,6 +171,24 @@ def test_one_fault_is_told_as_one() -> None:
         problems=(),
         curve=None,
     )
+
+
+def test_what_the_run_said_is_whole_and_no_fault_is_broken_in_eighty_columns() -> None:
+    said = "rank 1 was killed (signal 9) " + "and so on " * 40 + "to its end"
+    fault = read_fault(FaultKind.KILL, "rank=1@step=15")
+    struck = Struck(fault=fault, at_seconds=1.0, step=15, launch=1, recovered=True, words=said, found_seconds=2.0)
+    console = Console(width=80, color_system=None, highlight=False)
+    with console.capture() as captured:
+        for view in terminal_chaos.chaos(found_of(struck)):
+            console.print(view)
+    shown = captured.get()
+    assert " ".join(said.split()) in " ".join(shown.split())
+    assert [line for line in shown.splitlines() if line.startswith(f"{fault} ") and line.split()[-1] == "0"]
+
+
+def test_one_fault_is_told_as_one() -> None:
+    struck = Struck(fault=read_fault(FaultKind.KILL, "@step=3"), at_seconds=1.0, step=3, launch=1, recovered=True)
+    found = found_of(struck)
     heading = next(iter(terminal_chaos.chaos(found)))
     assert "1 fault in run, 2 launches" in str(heading)
     assert terminal_chaos.verdicts(found)[0] == "1 of 1 fault was recovered from"

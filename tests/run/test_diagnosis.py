@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +17,11 @@ from meshwright.report import diagnose
 from meshwright.run import failure
 from meshwright.run.launch import launch
 from meshwright.run.train import train
+from meshwright.spec.goodput import Moment, Spent, account
 from meshwright.spec.incident import Trouble
 from meshwright.spec.plan import Sharding
 from meshwright.train.observe.inquest import Inquest, inquest, stood_in
+from meshwright.train.observe.timekeeper import marks_of
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, worker_of
 from tests.support.designs import Layout
 
@@ -77,6 +82,29 @@ def test_ranks_that_go_apart_are_named_with_both_collectives(tmp_path: Path) -> 
         "desynchronised in collective 2 of ranks 0 and 1, step 2: rank 0 entered all_reduce of 4 KiB where rank 1 "
         "entered broadcast of 64 B"
     )
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_is_told_by_its_workers(tmp_path: Path) -> None:
+    """They save and end well, and nobody asked them to."""
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
+    plan.write_text(design(tmp_path, SHARDED, steps=100_000).to_json())
+    command = [sys.executable, "-m", "meshwright", "train", str(plan), "--run", str(run)]
+    launcher = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    after_steps(run, 4, launcher.kill).join()
+    launcher.wait()
+    ended, end = [], time.monotonic() + 60.0
+    while not ended and time.monotonic() < end:
+        time.sleep(0.1)
+        ended = [mark for mark in marks_of(run) if mark.what is Moment.ENDED]
+    found = diagnose(run)
+    assert found.state.startswith("failed: the process that started the workers is gone")
+    assert not found.healthy
+    assert f"they saved step {ended[0].step:,} and ended" in found.state
+    (launch,) = [mark for mark in marks_of(run) if mark.what is Moment.LAUNCHED]
+    again = account([*marks_of(run), replace(launch, at=ended[0].at + 9.0)])
+    assert again is not None
+    assert (again.failures, again.seconds[Spent.DOWN], again.seconds[Spent.ASLEEP]) == (1, 9.0, 0.0)
 
 
 @pytest.mark.slow

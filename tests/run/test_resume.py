@@ -15,13 +15,14 @@ from meshwright.run.resume import changes, check_resumable, going_on, steps_of
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import PowerSgd
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import CheckpointSpec
+from meshwright.spec.job import CheckpointSpec, Decay, LearningRate
 from meshwright.spec.plan import Sharding, Training
 from meshwright.spec.synchronize import GradientSync
 from meshwright.train.checkpoint import Manifest
 from meshwright.train.checkpoint.find import path_of
 from meshwright.train.checkpoint.manifest import FileRecord, seal, write_manifest
 from meshwright.train.events import Ending
+from meshwright.train.learning_rate import learning_rate
 from tests.run.runs import design
 from tests.support.designs import Layout
 
@@ -83,6 +84,25 @@ def test_a_run_that_has_no_step_left_says_how_it_goes_on(run: Path, tmp_path: Pa
     assert line.startswith("all 20 steps are done and none is trained; --set job.total_tokens=")
     longer = replace(entry, job=replace(entry.job, total_tokens=2 * entry.job.total_tokens))
     assert not [line for line in going_on(run, longer) if "none is trained" in line]
+
+
+def test_a_learning_rate_that_jumps_is_told(run: Path, tmp_path: Path) -> None:
+    saved(run, 18)
+    shape = LearningRate(decay=Decay.COSINE, warmup_steps=4, final_fraction=0.1)
+    begun = design(tmp_path, steps=20, learning_rate=shape)
+    (run / "design.json").write_text(begun.to_json())
+    assert not going_on(run, begun)
+    longer = replace(begun, job=replace(begun.job, total_tokens=4 * begun.job.total_tokens))
+    lines = going_on(run, longer)
+    assert [line.partition(" is ")[0] for line in lines] == ["job.total_tokens", "the learning rate"]
+    was, now = (
+        learning_rate(18, shape=shape, peak=begun.job.optimizer.learning_rate, total_steps=steps) for steps in (20, 80)
+    )
+    assert lines[1] == f"the learning rate is {now:.2e} in step 19; by the job until now it was {was:.2e}"
+    constant = design(tmp_path, steps=20)
+    (run / "design.json").write_text(constant.to_json())
+    longer = replace(constant, job=replace(constant.job, total_tokens=4 * constant.job.total_tokens))
+    assert [line.partition(" is ")[0] for line in going_on(run, longer)] == ["job.total_tokens"]
 
 
 def test_a_checkpoint_that_is_spoilt_is_named(run: Path) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from meshwright.cli import main
+from meshwright.report import diagnose
 from meshwright.run.audit import audit
 from meshwright.run.files import load_design, write_json
 from meshwright.run.generate import generate
@@ -29,6 +30,7 @@ from meshwright.spec.job import CheckpointSpec, DataSpec, Interval, Source
 from meshwright.spec.optimizer import OptimizerSpec
 from meshwright.spec.plan import Sharding
 from meshwright.train.events import Ending
+from meshwright.train.observe.timekeeper import goodput_of
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, failing, losses, rows, validation, worker_of
 from tests.support.designs import Layout
 
@@ -163,6 +165,25 @@ def test_a_newer_checkpoint_that_is_spoilt_is_passed_over_and_said(
     assert f"the checkpoint of step {STEPS} is read; a newer one is passed over: {newer}: corrupt" in err
     shutil.rmtree(newer)
     assert generate(run, tokens=3).passed_over == ()
+
+
+def test_a_spoilt_checkpoint_that_a_restart_passed_over_is_told_ever_after(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole / "run", run)
+    newer = run / "checkpoints" / f"step-{STEPS + 2:08d}"
+    shutil.copytree(newer.with_name(f"step-{STEPS:08d}"), newer)
+    spoil(newer)
+    train(design(whole, steps=STEPS + 2), run_dir=run, resume=True, say=quiet)
+    said = f"checkpoint {STEPS + 2} is corrupt"
+    goodput = goodput_of(run)
+    assert goodput is not None
+    assert re.search(f"{said} .the checksum of .*, passed over", goodput.interruptions[-1].why)
+    text = "\n".join(diagnose(run).lines())
+    assert f"corrupt checkpoint  from step {STEPS}, once: {said}, passed over" in text
+    assert "known by  the checksum of" in text
+    found = audit(run, cache=tmp_path / "cache")
+    assert found.unfit == (), "another was saved in its place"
+    assert [each.what for each in found.passed_over] == [f"{said}, passed over"]
 
 
 def test_a_run_whose_only_checkpoint_is_spoilt_does_not_begin_again(whole: Path, tmp_path: Path) -> None:

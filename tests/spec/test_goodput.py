@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.report.time_spent import interruption_line
 from meshwright.spec.goodput import UNTOLD, Goodput, Mark, Moment, Spent, account
 
 LAUNCH = Mark(what=Moment.LAUNCHED, at=100.0, plan="a")
@@ -51,6 +52,18 @@ def test_a_killed_run_loses_the_steps_after_its_checkpoint_and_the_way_back() ->
     assert one.lost_seconds == 27.0
     assert (found.steps, found.launches, found.failures) == (20, 2, 1)
     assert found.ettr == pytest.approx(17.0 / 54.0)
+
+
+def test_steps_that_no_mark_tells_of_are_undone_too() -> None:
+    """Rank 0 was killed in step 25; what it took since its last mark counts as failing."""
+    found = added(LAUNCH, START, STEPS, SAVE, MORE, LOST, replace(AGAIN, step=24), BACK, LAST, DONE)
+    (one,) = found.interruptions
+    assert (one.undone_steps, one.seconds[Spent.UNDONE], one.seconds[Spent.FAILING]) == (14, 10.0, 3.0)
+    unmarked = added(LAUNCH, START, STEPS, SAVE, LOST, replace(AGAIN, step=14), BACK, LAST, DONE)
+    assert unmarked.interruptions[0].undone_steps == 4
+    assert "undone steps (4), failing" in interruption_line(unmarked.interruptions[0])
+    saved = added(LAUNCH, START, STEPS, SAVE, replace(DONE, at=117.0), replace(AGAIN, step=10), BACK, LAST)
+    assert saved.interruptions[0].undone_steps == 0
 
 
 def test_two_that_tell_of_one_failure_are_one() -> None:

@@ -50,7 +50,8 @@ def _lines(found: Audit) -> list[str]:
     if found.dropped:
         lines.append(f"  dropped  {found.dropped:,} sequences, of steps that a learner undid")
     lines.append(f"  whole checkpoints  {', '.join(_told(each) for each in found.stored)}")
-    return [*lines, *(f"  unfit  {problem}" for problem in found.unfit)]
+    lines += [f"  unfit  {problem}" for problem in found.unfit]
+    return [*lines, *(f"  passed over  on from step {each.begun:,}: {each.line}" for each in found.passed_over)]
 
 
 def _told(stored: Stored) -> str:

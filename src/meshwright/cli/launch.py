@@ -111,14 +111,30 @@ def _place(name: str) -> Place:
     return Place(name)
 
 
+def _obstacles(design: Design, ask: Ask) -> list[str]:
+    """Why what is shown could not be written or started now, a line each."""
+    from meshwright.run.launching.start import check_ready
+    from meshwright.spec.errors import MeshwrightError
+
+    try:
+        check_ready(design, ask)
+    except MeshwrightError as error:
+        return [f"it cannot start as it is: {problem}" for problem in error.problems]
+    return []
+
+
 def _launched(design: Design, ask: Ask, *, out: Path | None, submit: bool, follow: bool, as_json: bool) -> int:
     """What is asked is shown, then written and started where that is asked too; the exit code."""
+    from dataclasses import replace
+
     from meshwright.cli.output import note, print_json
     from meshwright.run.launching.ask import check_start
     from meshwright.run.launching.start import document
 
     check_start(ask, submit=submit, follow=follow)
     shown = document(design, ask)
+    if out is None and not submit:
+        shown = replace(shown, notes=(*shown.notes, *_obstacles(design, ask)))
     if not as_json:
         print(shown.text, end="", flush=True)
     for line in shown.notes:
@@ -136,16 +152,18 @@ def _written(design: Design, ask: Ask, shown: Document, *, out: Path | None, sub
     from meshwright import search
     from meshwright.cli.output import note, write
     from meshwright.run.launching.ask import Place
-    from meshwright.run.launching.start import keep
+    from meshwright.run.launching.start import check_ready, keep
 
     starts = submit and ask.place is not Place.LOCAL
     if out is None and not starts:
         if not submit:
             note(f"nothing is written or started yet: --out FILE writes this, for `{shown.use} FILE`")
         return []
+    check_ready(design, ask)
     if not ask.place.is_far and ask.place is not Place.LOCAL:
         decision = search.read_decision(Path(ask.plan), plan=design.plan)
         keep(design, ask, decision=decision, say=note)
+        note(f"{ask.run} holds the design that the nodes read, and what is predicted of it")
     file = out or ask.run / shown.name
     files = {file: shown.text} | {file.parent / name: text for name, text in shown.beside.items()}
     for path, text in files.items():

@@ -28,13 +28,14 @@ _NAMES = {"default_pg": "all ranks", "undefined": ""}  # of groups, as torch cal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUse:
-    """What one rank did in its newest `steps`, seconds a step: computing, and held in collectives; `longest` is the one
-    that held it most and `where` the rank was last, `silent_seconds` before the last word of any rank."""
+    """What one rank did in its newest `steps`, seconds a step: computing, and held in collectives; of none, and None,
+    where not every step has a collective. `longest` is the one that held it most and `where` the rank was last,
+    `silent_seconds` before the last word of any rank."""
 
     rank: int
     steps: int
-    own_seconds: float
-    waited_seconds: float
+    own_seconds: float | None
+    waited_seconds: float | None
     longest: str
     where: str
     silent_seconds: float
@@ -147,17 +148,20 @@ def _uses(logs: Mapping[int, RankLog], run_dir: Path) -> tuple[RankUse, ...]:
 
 
 def _use(log: RankLog, run_dir: Path, *, newest: float) -> RankUse:
-    """Whole steps alone: the ring may begin within one."""
+    """Whole steps alone: the ring may begin within one; and those that follow each other, since a collective tells of
+    the time since the one before."""
     first = log.entries[0].step + 1
-    entries = [entry for entry in log.entries if entry.step >= first] or list(log.entries)
-    steps = entries[-1].step - entries[0].step + 1
+    entries = [entry for entry in log.entries if entry.step >= first]
+    steps = len({entry.step for entry in entries})
+    if not entries or entries[-1].step - first + 1 != steps:
+        steps, entries = 0, list(log.entries)
     longest = max(entries, key=lambda entry: entry.inside_seconds)
     seen = last_seen(run_dir, log.rank)
     return RankUse(
         rank=log.rank,
         steps=steps,
-        own_seconds=sum(entry.before_seconds for entry in entries) / steps,
-        waited_seconds=sum(entry.inside_seconds for entry in entries) / steps,
+        own_seconds=sum(entry.before_seconds for entry in entries) / steps if steps else None,
+        waited_seconds=sum(entry.inside_seconds for entry in entries) / steps if steps else None,
         longest=_named(longest),
         where=str(seen) if seen is not None else "",
         silent_seconds=max(newest - _word(log), 0.0),
@@ -179,14 +183,21 @@ def _last_word(logs: Mapping[int, RankLog]) -> float | None:
 
 def _table(ranks: Sequence[RankUse]) -> list[str]:
     """A line a rank; of many the ones that computed longest and those that were silent."""
-    shown = sorted(ranks, key=lambda use: (-use.silent_seconds, -use.own_seconds))[:_MOST_RANKS]
+    shown = sorted(ranks, key=lambda use: (-use.silent_seconds, -(use.own_seconds or 0.0)))[:_MOST_RANKS]
     lines = []
     for use in sorted(shown, key=lambda use: use.rank):
-        whole = max(use.own_seconds + use.waited_seconds, 1e-12)
         silent = f", silent for {format_seconds(use.silent_seconds)}" if use.silent_seconds > _SILENT_SECONDS else ""
-        own, waited = format_percent(use.own_seconds / whole), format_percent(use.waited_seconds / whole)
-        told = f"rank {use.rank}  computed {own} and waited {waited} of {format_seconds(whole)} a step"
-        lines.append(f"{told}; longest in {use.longest}; last in {use.where or 'no place'}{silent}")
+        lines.append(
+            f"rank {use.rank}  {_shares(use)}longest in {use.longest}; last in {use.where or 'no place'}{silent}"
+        )
     if len(ranks) > len(shown):
         lines.append(f"{len(ranks) - len(shown):,} more ranks")
     return lines
+
+
+def _shares(use: RankUse) -> str:
+    if use.own_seconds is None or use.waited_seconds is None:
+        return ""
+    whole = max(use.own_seconds + use.waited_seconds, 1e-12)
+    own, waited = format_percent(use.own_seconds / whole), format_percent(use.waited_seconds / whole)
+    return f"computed {own} and waited {waited} of {format_seconds(whole)} a step; "

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-_MOST_WORDS = 100
 _SHOWN_ROWS = 40
 _SHOWN_CAUSES = 6
 
@@ -26,9 +25,13 @@ _SHOWN_CAUSES = 6
 def chaos(found: Chaos) -> Iterable[RenderableType]:
     """Every fault with what it cost, then what the run lost by all of them."""
     yield title(f"{_count(len(found.struck), 'fault')} in {found.run}, {_count(len(found.launches), 'launch')}")
-    yield _struck(found.struck[:_SHOWN_ROWS])
+    shown = found.struck[:_SHOWN_ROWS]
+    yield _struck(shown)
     if len(found.struck) > _SHOWN_ROWS:
         yield Text(f"{len(found.struck) - _SHOWN_ROWS} more are in {found.run}/chaos.json")
+    if any(each.words for each in shown):
+        yield title("what the run said")
+        yield from bullets(f"{each.fault}: {each.words}" for each in shown if each.words)
     yield title("what was lost")
     yield from bullets(verdicts(found))
     for line in goodput_lines(found.goodput)[:1] if found.goodput else ():
@@ -64,7 +67,7 @@ def _count(many: int, noun: str) -> str:
 
 def _struck(struck: Iterable[Struck]) -> Table:
     columns = [("fault", "left"), ("step", "right"), ("ended after", "right"), ("trained after", "right")]
-    shown = table(columns=[*columns, ("steps again", "right"), ("what the run said", "left")])
+    shown = table(columns=[*columns, ("steps again", "right")])
     for each in struck:
         shown.add_row(
             str(each.fault),
@@ -72,7 +75,6 @@ def _struck(struck: Iterable[Struck]) -> Table:
             "went on" if each.found_seconds is None else format_seconds(each.found_seconds),
             "NEVER" if each.back_seconds is None else format_seconds(each.back_seconds),
             f"{each.undone_steps:,}",
-            each.words if len(each.words) <= _MOST_WORDS else f"{each.words[:_MOST_WORDS]}...",
         )
     return shown
 

@@ -35,7 +35,8 @@ def interruption_line(each: Interruption) -> str:
 
     What was wanted is not called lost.
     """
-    parts = ", ".join(_part(each, kind) for kind, seconds in each.seconds.items() if seconds)
+    kinds = (kind for kind, seconds in each.seconds.items() if seconds or kind is Spent.UNDONE)
+    parts = ", ".join(_part(each, kind) for kind in kinds)
     word = "to go" if each.was_wanted else "lost,"
     told = f"{format_seconds(each.lost_seconds)} {word} on from step {each.step:,}: {each.why}"
     return f"{told}; {parts}" if parts else told
@@ -78,7 +79,8 @@ def goodput_figure(goodput: Goodput | None) -> Figure | None:
 
 def _part(each: Interruption, kind: Spent) -> str:
     steps = f" ({each.undone_steps:,})" if kind is Spent.UNDONE else ""
-    return f"{kind} {format_seconds(each.seconds[kind])}{steps}"
+    took = f" {format_seconds(each.seconds[kind])}" if each.seconds[kind] else ""
+    return f"{kind}{took}{steps}"
 
 
 def _rest(goodput: Goodput) -> dict[Spent, float]:

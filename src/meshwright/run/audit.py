@@ -13,10 +13,12 @@ from meshwright.data.fingerprint import BITS
 from meshwright.run.files import design_of_run
 from meshwright.run.preflight import check_corpus
 from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.incident import Incident, Trouble
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.train.checkpoint import Checkpoint, corrupt, folders, open_checkpoint
 from meshwright.train.ledger import Ledger
+from meshwright.train.observe.incidents import incidents_of
 
 _AT_ONCE = 256  # sequences that are read from the text at once
 
@@ -46,8 +48,9 @@ class Stored:
 class Audit:
     """What the checkpoint of `step` has read: sequences [since, consumed) but those `skipped`, each exactly once where
     there are no `problems`. All `cache_bytes` of tokenised text have the checksums that they were written with.
-    `dropped` were read by a learner that undid its step. `unfit` checkpoints are told apart: nothing is lost while one
-    is whole. `sums` are the fingerprints that were kept and found."""
+    `dropped` were read by a learner that undid its step. `unfit` checkpoints are told apart, and those that the run
+    itself has `passed_over`: nothing is lost while one is whole. `sums` are the fingerprints that were kept and found.
+    """
 
     run: str
     step: int
@@ -61,6 +64,7 @@ class Audit:
     checkpoints: tuple[int, ...]
     stored: tuple[Stored, ...]
     unfit: tuple[Problem, ...]
+    passed_over: tuple[Incident, ...]
     problems: tuple[Problem, ...]
 
     @property
@@ -106,6 +110,7 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
         checkpoints=tuple(checkpoint.step for checkpoint in whole),
         stored=tuple(_stored(checkpoint) for checkpoint in whole),
         unfit=tuple(unfit),
+        passed_over=tuple(each for each in incidents_of(folder) if each.trouble is Trouble.CHECKPOINT),
         problems=tuple(problems),
     )
 

@@ -39,15 +39,20 @@ def check_job(job: JobSpec) -> None:
 
     Raises ConfigError or EnvironmentUnfit.
     """
-    importlib.import_module("meshwright.techniques").check(job.techniques)
+    check_named(job)
     trackers.check(job.trackers)
     present.check(job)
-    if not job.data.sources:
-        fix = "--data names a JSONL, text or xz file"
-        raise ConfigError(Problem(what="no text is given", where="job.data.sources", fix=fix))
     for source in job.data.sources:
         files_of(source)
     tokenizer_vocab(job.data.tokenizer)
+
+
+def check_named(job: JobSpec) -> None:
+    """What can be told on any machine: techniques are known, and some text is named. Raises ConfigError."""
+    importlib.import_module("meshwright.techniques").check(job.techniques)
+    if not job.data.sources:
+        fix = "--data names a JSONL, text or xz file"
+        raise ConfigError(Problem(what="no text is given", where="job.data.sources", fix=fix))
 
 
 def tokenizer_vocab(name: str) -> int:

@@ -29,6 +29,7 @@ from meshwright.train.observe.whereabouts import Section
 from meshwright.train.run import Run
 
 _PARENT_SECONDS = 0.1
+_LAUNCHER_LOST = "the process that started the workers is gone, as one that is killed"
 
 
 class StopRequest:
@@ -46,8 +47,16 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def __call__(self) -> bool:
-        orphaned = self._parent is not None and os.getppid() != self._parent
-        return self._asked or time.time() >= self._stop_at or orphaned
+        return self._asked or time.time() >= self._stop_at or self._is_orphaned
+
+    @property
+    def lost_launcher(self) -> bool:
+        """Whether nothing asked but that the process that launched this one is gone."""
+        return self._is_orphaned and not self._asked and time.time() < self._stop_at
+
+    @property
+    def _is_orphaned(self) -> bool:
+        return self._parent is not None and os.getppid() != self._parent
 
     def _ask(self, number: int, _frame: FrameType | None) -> None:
         self._asked = True
@@ -92,7 +101,7 @@ def join(
     return device
 
 
-def finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, seconds: float) -> None:
+def finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, seconds: float, stop: StopRequest) -> None:
     """The run is closed, rank 0 has written how it ended, and the process group is gone."""
     measured = run.profiler.report(predicted)
     run.marker.mark(step=run.state.step, section=Section.SAVE)
@@ -117,8 +126,18 @@ def finish(run: Run, *, run_dir: Path, predicted: Report, ending: Ending, second
         )
         write_json(ended_path(run_dir), ended)
         (run_dir / "tokenizer.json").write_text(run.corpus.tokenizer.to_json(), encoding="utf-8")
+    lost = _on_any_rank(ending is Ending.SIGNALLED and stop.lost_launcher)
     if dist.is_initialized():
-        dist.barrier()
         dist.destroy_process_group()
     if run.observer is not None:
-        run.observer.timekeeper.end(asked=True)
+        why = f"{_LAUNCHER_LOST}; they saved step {run.state.step:,} and ended" if lost else ""
+        run.observer.timekeeper.end(asked=not lost, why=why)
+
+
+def _on_any_rank(found: bool) -> bool:
+    """Whether it is so on any rank, once all of them have come here."""
+    if not dist.is_initialized():
+        return found
+    most = torch.tensor(float(found))
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return most.item() > 0.0

@@ -12,11 +12,13 @@ from meshwright.run.outcome import read_ended
 from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import Interval
+from meshwright.spec.job import Interval, JobSpec
 from meshwright.spec.json_text import parse_json
 from meshwright.spec.plan import Design, Plan
 from meshwright.train.interval import MEASURING_STEPS
+from meshwright.train.learning_rate import learning_rate
 
+_NOTICED = 0.05  # of a learning rate
 _UNSAID = ("plan.gradients", "plan.sequence_length", "plan.model", "plan.cluster")  # by Plan.describe
 
 
@@ -51,9 +53,13 @@ def check_resumable(run_dir: Path) -> str | None:
 def going_on(run_dir: Path, design: Design) -> list[str]:
     """What a person should know of the run in `run_dir` as it goes on by `design`, a line each. Raises as
     `check_resumable` does."""
+    from meshwright.train.checkpoint import newest
+
     begins, ended, last = check_resumable(run_dir), read_ended(run_dir), design.job.total_steps
-    lines = [begins] if begins else []
-    lines += changes(load_design(run_dir / "design.json"), design)
+    lines, before = [begins] if begins else [], load_design(run_dir / "design.json")
+    lines += changes(before, design)
+    found = newest(run_dir / "checkpoints").checkpoint
+    lines += _rate_change(before.job, design.job, step=found.step) if found is not None else []
     if ended is not None and ended.step >= last:
         lines.append(
             f"all {last:,} steps are done and none is trained; --set job.total_tokens=... makes the run longer"
@@ -70,6 +76,19 @@ def changes(before: Design, after: Design) -> list[str]:
         if old.get(path) != new.get(path)
     ]
     return [*_plan_changes(before.plan, after.plan), *_left_behind(before.plan, after.plan), *lines]
+
+
+def _rate_change(before: JobSpec, after: JobSpec, *, step: int) -> list[str]:
+    """That the learning rate jumps after `step`, where it does: what its schedule is of may be another."""
+    if step >= after.total_steps:
+        return []
+    was, now = (
+        learning_rate(step, shape=job.learning_rate, peak=job.optimizer.learning_rate, total_steps=job.total_steps)
+        for job in (before, after)
+    )
+    if abs(now - was) <= _NOTICED * max(was, now):
+        return []
+    return [f"the learning rate is {now:.2e} in step {step + 1:,}; by the job until now it was {was:.2e}"]
 
 
 def _left_behind(before: Plan, after: Plan) -> list[str]:

@@ -30,6 +30,7 @@ from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
 from meshwright.train.interval import predicted_costs
 from meshwright.train.observe.timekeeper import first_line, goodput_of, note
+from meshwright.train.observe.timekeeper import launched as launched_mark
 
 if TYPE_CHECKING:
     from meshwright.run.launch import Launched
@@ -86,7 +87,7 @@ def train(
     with claimed(folder):
         write_design(design, folder, predicted=predicted, decision=decision)
         _write_surroundings(design, corpus, folder)
-        note(folder, Mark(what=Moment.LAUNCHED, at=began, plan=design.plan.digest()))
+        note(folder, launched_mark(folder, plan=design.plan.digest(), at=began))
         try:
             launched = _launched(design, folder, arguments=arguments, say=say, screen=screen)
             outcome = _outcome(design, folder, predicted=predicted, launched=launched)

@@ -157,7 +157,7 @@ def work(run_dir: Path, *, max_steps: int | None, stop_at: float | None, begun: 
         seconds = time.perf_counter() - start
         if run.design.model != design.model:
             predicted = cost.predict(run.design)
-        finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds)
+        finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=seconds, stop=stop)
     except Exception as error:
         if run.observer is not None:
             run.observer.timekeeper.end(why=first_line(error))

@@ -56,9 +56,10 @@ class Mark:
     """Until `at`, seconds of the system clock, and since the mark before, the run was at `what`.
 
     `step` is where it then stands; STEPS are those from `first` on, `data_seconds` and `slow_seconds` of which were
-    waited and lost. LAUNCHED is with the digest of `plan`; ENDED says `why` where that is a failure, whether it was
-    `asked` for, and whether it had `done` its steps; ROLLED_BACK `why` where it is for another reason than a step that
-    was spoilt; REGROUPED why ranks changed, and `asked` where none was lost.
+    waited and lost. LAUNCHED is with the digest of `plan`, at the last step in the metrics; STARTED says `why` where it
+    is not on from the newest checkpoint; ENDED says `why` where that is a failure, whether it was `asked` for, and
+    whether it had `done` its steps; ROLLED_BACK `why` where it is for another reason than a step that was spoilt;
+    REGROUPED why ranks changed, and `asked` where none was lost.
     """
 
     what: Moment
@@ -156,6 +157,7 @@ class Account:
     _ended: Mark | None = None
     _plan: str = ""
     _launched: str = ""
+    _reached: int = 0
     _lost: dict[Spent, float] = field(default_factory=dict)
     _why: str = ""
 
@@ -206,7 +208,7 @@ class Account:
         )
 
     def _launch(self, mark: Mark, seconds: float) -> None:
-        self._launched = mark.plan
+        self._launched, self._reached = mark.plan, mark.step
         self.launches += 1
         if self.launches == 1:
             return
@@ -229,6 +231,7 @@ class Account:
             self.seconds[Spent.START] += seconds
             return
         self._lose(Spent.REPLAN if another else Spent.RESTART, seconds)
+        self._why = "; ".join(why for why in (self._why, mark.why) if why)
         self._interrupt(mark.step)
 
     def _step(self, mark: Mark, seconds: float) -> None:
@@ -253,8 +256,13 @@ class Account:
         self._lost[kind] = self._lost.get(kind, 0.0) + seconds
 
     def _interrupt(self, step: int) -> None:
-        """The run stands at `step` again: what came after it is undone, and the interruption is told."""
-        steps, undone = 0, 0.0
+        """The run stands at `step` again: what came after it is undone, and the interruption is told.
+
+        Steps that were done after the last mark are counted; what they took is in what was lost until the next one.
+        """
+        marked = max(step, self._lasting[-1].last if self._lasting else 0)
+        steps, undone = max(self._reached - marked, 0), 0.0
+        self._reached = 0
         while self._lasting and self._lasting[-1].last > step:
             group = self._lasting.pop()
             count = group.last - group.first + 1

@@ -14,6 +14,7 @@ class Trouble(StrEnum):
     LINK = "slow link"
     DATA = "waiting for data"
     DISK = "slow disk"
+    CHECKPOINT = "corrupt checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

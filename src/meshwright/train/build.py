@@ -41,6 +41,7 @@ from meshwright.train.observe.slowness import peers_of
 from meshwright.train.observe.spans import SpanFile
 from meshwright.train.observe.timekeeper import Timekeeper, goodput_of
 from meshwright.train.observe.whereabouts import Marker
+from meshwright.train.passed_over import PassedOver
 from meshwright.train.policies import EndAt, EvaluateEvery, SaveEvery
 from meshwright.train.replay import can_replay
 from meshwright.train.replicas import ReplicaRun, Replicas
@@ -150,7 +151,9 @@ def _begin(run: Run, *, saved: bool, inherited: Inherited | None) -> int | None:
         technique.attach(run)
     if inherited is not None:
         take_over(run, inherited)
-        return _step_of(run.store.committed())
+        newest = run.store.committed()
+        run.store.skipped = ()  # none is passed over by what goes on from memory
+        return _step_of(newest)
     if saved:
         return _step_of(_unless_lost(run.store, run.store.newest(run.restore)))
     if run.design.job.start:
@@ -254,6 +257,7 @@ def _keeping(run: Run, *, place: Place) -> Iterator[Reactor]:
     """On rank 0, whose answers are files and lines alone."""
     if place.rank == 0 and place.replicas is None:
         yield MovedAway(place.run_dir, design=run.design)
+        yield PassedOver(place.run_dir)
 
 
 def _copying(membership: Membership, *, steps: int) -> KeepCopies:

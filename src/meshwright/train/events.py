@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
 
 
@@ -24,13 +25,14 @@ class Ending(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """The run is built and stands at `step`; nothing is trained in this process yet, or nothing since its ranks have
-    changed, for the reason `why`; `lost` where one of them was.
+    changed, for the reason `why`; `lost` where one of them was. Newer checkpoints that are corrupt were `passed_over`.
     """
 
     step: int
     total_steps: int
     why: str = ""
     lost: bool = False
+    passed_over: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

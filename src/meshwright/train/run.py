@@ -112,7 +112,8 @@ class Run:
 
     def start(self) -> Started:
         self.clock = time.perf_counter()
-        started = Started(step=self.state.step, total_steps=self.design.job.total_steps)
+        total_steps = self.design.job.total_steps
+        started = Started(step=self.state.step, total_steps=total_steps, passed_over=self.store.spoilt)
         change = self.membership.change if self.membership is not None else None
         return started if change is None else replace(started, why=change.why, lost=change.lost)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from meshwright.run.launching.shares import shares
 from meshwright.run.launching.ssh import Named
 from meshwright.run.machine import installed
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
+from meshwright.spec.job import ElasticSpec
 from tests.run.launching.made import ask, on_gpus, on_processors
 
 # Joins its words by blanks and gives them to a shell, as ssh does; one host cannot be entered.
@@ -65,9 +68,8 @@ def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_every_host_has_the_node_of_its_place(tmp_path: Path) -> None:
     made = on_gpus(tmp_path, "A100")
     asked = ask("ssh", hosts=("user@big:1", "small"), python="/opt/python", time_seconds=600.0)
-    lines = ssh.text(made, asked, found=shares(made)).splitlines()
-    assert lines[-1] == "wait"
-    first, second = (shlex.split(line.removesuffix(" &")) for line in lines[:-1])
+    lines = [line for line in ssh.text(made, asked, found=shares(made)).splitlines() if line.startswith("ssh ")]
+    first, second = (shlex.split(line.removesuffix(" <&4 3>&- 4<&- &")) for line in lines)
     assert (first[-2], second[-2]) == ("user@big", "small")
     words = [shlex.split(each[-1]) for each in (first, second)]
     assert [each[each.index("--node") + 1] for each in words] == ["0", "1"]
@@ -129,6 +131,47 @@ def test_the_probe_says_what_the_host_is(tmp_path: Path, capsys: pytest.CaptureF
     assert (told["meshwright"], told["torch"], told["token"]) == (installed("meshwright"), installed("torch"), "word")
     assert told["port"] > 0
     assert probe.address({"SSH_CONNECTION": "10.0.0.9 4000 10.0.0.1 22"}) == "10.0.0.1"
+
+
+def shown(python: str, folder: Path, *hosts: str, elastic: bool = False) -> list[str]:
+    """The script that is shown for these hosts, as a shell runs it."""
+    made = on_processors(folder)
+    if elastic:
+        made = replace(made, job=replace(made.job, elastic=ElasticSpec(min_ranks=1)))
+    asked = ask("ssh", run=folder / "run", hosts=hosts, python=python)
+    (folder / "go.sh").write_text(ssh.text(made, asked, found=shares(made)))
+    return ["sh", str(folder / "go.sh")]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "elastic", "code"),
+    [
+        (("done", "done"), False, ExitCode.OK),
+        (("done", "failing"), False, ExitCode.WORKER),
+        (("failing", "done"), False, ExitCode.WORKER),
+        (("done", "dying"), False, ExitCode.WORKER),
+        (("locked", "done"), False, ExitCode.WORKER),
+        (("locked", "done"), True, ExitCode.OK),
+    ],
+)
+def test_the_script_s_exit_code_is_of_the_hosts(
+    hosts: tuple[str, str], elastic: bool, code: int, python: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(shown(python, tmp_path, *hosts, elastic=elastic), capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_script_asks_every_host_to_save(number: signal.Signals, python: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        shown(python, tmp_path, "one", "two"), stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    told = [process.stdout.readline() for _ in range(2)]
+    assert all("--leash" in line for line in told)
+    process.send_signal(number)
+    assert process.stdout.read() == "left alone\n" * 2
+    assert process.wait(60) == (ExitCode.SAVED if number != signal.SIGKILL else -number)
 
 
 def named(python: str, *hosts: str) -> list[Named]:

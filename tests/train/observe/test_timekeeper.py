@@ -89,6 +89,15 @@ def test_steps_are_kept_within_seconds_and_another_process_adds_to_them(tmp_path
     assert (last.what, last.why) == (Moment.ENDED, "lost"), "a line that was cut off takes no other with it"
 
 
+def test_a_launch_is_marked_with_how_far_the_metrics_had_come(tmp_path: Path) -> None:
+    """After a roll-back that is not the furthest step; evaluations and a line that is cut off are none."""
+    lines = ['{"step": 9, "loss": 1.0}', '{"step": 7, "loss": 1.0}', '{"step": 8, "validation_loss": 1}']
+    lines.append('{"step": 8, "loss"')
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    note_launch(tmp_path, plan="a", began=990.0)
+    assert [mark.step for mark in marks_of(tmp_path)] == [7]
+
+
 def test_a_directory_that_takes_no_file_is_no_reason_to_stop(tmp_path: Path, clock: Clock) -> None:
     keeper = Timekeeper(tmp_path / "gone", clock=clock)
     keeper.see(Started(step=0, total_steps=20))

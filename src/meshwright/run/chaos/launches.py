@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from textwrap import shorten
 
 import psutil
 
@@ -18,7 +17,6 @@ from meshwright.spec.chaos import LaunchEnd
 from meshwright.spec.errors import ExitCode
 from meshwright.train.observe.timekeeper import steady_clock
 
-_MOST_WORDS = 300
 _ENDING_SECONDS = 30.0
 
 
@@ -78,7 +76,7 @@ class Launch:
 
     def _words(self, code: int) -> str:
         if self._errors:
-            return shorten("; ".join(self._errors), width=_MOST_WORDS, placeholder=" ...")
+            return "; ".join(self._errors)
         if code == ExitCode.SAVED:
             return "it was asked to stop, and saved"
         if code < 0:

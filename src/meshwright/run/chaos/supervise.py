@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 
 from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.launches import Launch, log_of, next_number
@@ -21,6 +22,7 @@ from meshwright.train.observe.timekeeper import marks_of, steady_clock
 from meshwright.train.observe.whereabouts import Section
 
 LOOK_SECONDS = 2e-3
+_MOST_WORDS = 300
 MOST_IN_VAIN = 3  # launches in a row to which nothing was done and that gain no step
 _WHOLE = (Section.EVALUATE, Section.SAVE, Section.RESTORE)  # where the step that a rank names is done
 
@@ -191,7 +193,8 @@ class Supervisor:
         self._ended.append(ended)
         self._end_open(ended, at=at)
         if ended.exit_code != ExitCode.OK:
-            self.say(f"launch {number} ended: {ended.words}")
+            told = shorten(ended.words, width=_MOST_WORDS, placeholder=" ...")
+            self.say(f"launch {number} ended: {told}")
         return ended
 
     def _watched(self, launch: Launch, watch: Watch) -> float:

@@ -247,7 +247,7 @@ class _Member:
         if ending is Ending.REGROUPING:
             return False
         seconds = time.perf_counter() - start
-        finish(run, run_dir=self.run_dir, predicted=predicted, ending=ending, seconds=seconds)
+        finish(run, run_dir=self.run_dir, predicted=predicted, ending=ending, seconds=seconds, stop=self.stop)
         return True
 
     def _joining(self, design: Design, epoch: Epoch, *, rank: int) -> Joining:

@@ -24,10 +24,9 @@ from meshwright.run.launching.shares import shares
 from meshwright.run.outcome import read_ended
 from meshwright.run.train import failure_of, remove_empty_logs
 from meshwright.spec.errors import EnvironmentUnfit, ExitCode, Problem, WorkerFailed
-from meshwright.spec.goodput import Mark, Moment
 from meshwright.spec.plan import Design
 from meshwright.train.events import Ending
-from meshwright.train.observe.timekeeper import note
+from meshwright.train.observe.timekeeper import launched, note
 
 _SEEING_SECONDS = 60.0  # the longest that NFS keeps what it knows of a folder
 _PAUSE = 0.2
@@ -57,7 +56,7 @@ class ElasticNode:
         if self.number == 0:
             token.leave(self.run_dir, word=met.word, use=token.Use.BOARDS)
             write_json(self.run_dir / "environment.json", environment(self.design))
-            note(self.run_dir, Mark(what=Moment.LAUNCHED, at=time.time(), plan=self.design.plan.digest()))
+            note(self.run_dir, launched(self.run_dir, plan=self.design.plan.digest(), at=time.time()))
         return self._code(host.begin(homes))
 
     def come_back(self, to: Home) -> int:

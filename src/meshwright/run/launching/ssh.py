@@ -17,7 +17,7 @@ from meshwright.run.launching.ask import PORT, Ask
 from meshwright.run.launching.command import node_command
 from meshwright.run.launching.shares import Share
 from meshwright.run.machine import installed
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, Problem
 from meshwright.spec.json_text import parse_json
 from meshwright.spec.plan import Design
 
@@ -27,6 +27,31 @@ _PROBE_MODULE = "meshwright.run.launching.probe"
 _PROBE_SECONDS = 120.0
 _MOST_AT_ONCE = 32
 _NO_CONNECTION, _NO_PROGRAM = 255, 127
+# Background commands of a shell do not hear Ctrl-C; all of them hear that what they read has ended.
+_LEASH = """\
+#!/bin/sh
+# Ctrl-C and SIGTERM ask every host to save and stop; so does the end of this shell.
+leash=${TMPDIR:-/tmp}/meshwright-leash.$$
+mkfifo -m 600 "$leash" || exit 4
+exec 3<>"$leash" 4<"$leash"
+rm -f "$leash"
+trap 'exec 3>&-; asked=1' INT TERM HUP USR1
+hosts= asked=
+"""
+_KNOWN = "|".join(str(code.value) for code in ExitCode if code not in (ExitCode.OK, ExitCode.SAVED))
+_WAIT = f"""\
+for host in $hosts; do
+  wait "$host"; code=$?
+  # A signal ends the wait and not the host.
+  while [ "$code" -gt 128 ] && [ "$asked" ]; do asked=; wait "$host"; code=$?; done
+  case $code in
+    {ExitCode.OK:d}) well=${{well:-{ExitCode.OK:d}}} ;;
+    {ExitCode.SAVED:d}) well={ExitCode.SAVED:d} ;;
+    {_KNOWN}) failed=${{failed:-$code}} ;;
+    *) lost={ExitCode.WORKER:d} ;;
+  esac
+done
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +117,15 @@ def commands(ask: Ask, *, found: Sequence[Share], head: str, session: str, leash
 
 
 def text(design: Design, ask: Ask, *, found: Sequence[Share]) -> str:
-    """The commands as a shell runs them all at once, before any host is asked: the head is the first one's name."""
+    """The commands as a POSIX shell runs them all at once, before any host is asked: the head is the first one's name.
+
+    A signal to that shell, or its end, asks all hosts to save; its exit code is ranked as `remote.run` does.
+    """
     head = f"{_name(hosts_of(ask, found=found)[0], ask)}:{PORT}"
-    named = commands(ask, found=found, head=head, session=design.plan.digest(), leash=False)
-    return "".join(f"{shlex.join(each.entered)} &\n" for each in named) + "wait\n"
+    named = commands(ask, found=found, head=head, session=design.plan.digest(), leash=True)
+    begun = "".join(f'{shlex.join(each.entered)} <&4 3>&- 4<&- &\nhosts="$hosts $!"\n' for each in named)
+    last = "${well:-${failed:-$lost}}" if design.job.elastic.on else "${failed:-${lost:-$well}}"
+    return f'{_LEASH}{begun}{_WAIT}exit "{last}"\n'
 
 
 def examined(design: Design, ask: Ask, *, found: Sequence[Share]) -> tuple[Named, ...]:

@@ -71,14 +71,28 @@ def document(design: Design, ask: Ask) -> Document:
     return _made(ask, found, text, suffix=".dstack.yml", use=use, grace=grace, notes=notes, design=design)
 
 
-def keep(design: Design, ask: Ask, *, decision: search.Decision | None, say: Say) -> None:
-    """The run directory holds the design that the nodes read; what is changed of a run that goes on is said.
+def check_ready(design: Design, ask: Ask) -> None:
+    """The run can be written, and started, as asked: what its nodes read is fit, as far as this machine can tell.
 
-    Raises ConfigError where the directory holds another run, or the run's text or checkpoints are not there.
+    Raises ConfigError where no text is named or, in places that see the files of this machine, where text or weights
+    are not there or the directory holds another run; EnvironmentUnfit where this machine is to train it and cannot.
     """
+    if ask.place.is_far:
+        preflight.check_named(design.job)
+        return
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=ask.run, resume=ask.resume)
+    if ask.place is Place.LOCAL:
+        preflight.check_machine(design, predicted=cost.predict(design), run_dir=ask.run)
+
+
+def keep(design: Design, ask: Ask, *, decision: search.Decision | None, say: Say) -> None:
+    """The run directory holds the design that the nodes read; what is changed of a run that goes on is said.
+
+    Raises ConfigError where the run's checkpoints are not there.
+    """
+    design = with_absolute_paths(design)
     if ask.resume:
         for line in going_on(ask.run, design):
             say(line)

@@ -80,7 +80,7 @@ def train_as_replica(
     start = time.perf_counter()
     try:
         ending = fit(run)
-        finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=time.perf_counter() - start)
+        finish(run, run_dir=run_dir, predicted=predicted, ending=ending, seconds=time.perf_counter() - start, stop=stop)
     except Exception as error:
         if run.observer is not None:
             run.observer.timekeeper.end(why=first_line(error))

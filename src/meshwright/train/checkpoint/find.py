@@ -176,3 +176,10 @@ def is_other_model(problem: Problem) -> bool:
 def is_corrupt(problem: Problem) -> bool:
     """The problem is of a checkpoint that was complete and is not any more."""
     return problem.what == _CORRUPT
+
+
+def by_step(problem: Problem) -> Problem:
+    """`checkpoint 40 is corrupt`, and why, of a problem of a folder of checkpoints that `is_corrupt`."""
+    named = _NAME.match(Path(problem.where).name)
+    which = f"checkpoint {int(named[1]):,}" if named else problem.where
+    return Problem(what=f"{which} is {_CORRUPT}", why=problem.why)

@@ -27,6 +27,7 @@ from meshwright.spec.plan import Design
 from meshwright.spec.units import format_seconds
 from meshwright.train.checkpoint.find import (
     Checkpoint,
+    by_step,
     corrupt,
     corruption,
     is_corrupt,
@@ -80,6 +81,11 @@ class Store:
     def writing(self) -> bool:
         """Whether this rank writes a checkpoint beside training."""
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def spoilt(self) -> tuple[Problem, ...]:
+        """Of those passed over the ones that were complete before, by their steps."""
+        return tuple(by_step(problem) for problem in self.skipped if is_corrupt(problem))
 
     def follow(self, design: Design) -> Design:
         """What is saved from here on is of `design`, whose model has the same matrices, of any ranks; it itself."""

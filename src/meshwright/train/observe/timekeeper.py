@@ -30,6 +30,7 @@ from meshwright.train.events import (
     StepSpoilt,
     Stopping,
 )
+from meshwright.train.observe.trackers import last_step
 
 MARK_SECONDS = 2.0
 _WARM_STEPS = 5
@@ -80,7 +81,12 @@ def note_launch(run_dir: Path, *, plan: str, began: float) -> None:
     """This launch, which began at `began`, is marked, unless what launched this process has done so."""
     marks = marks_of(run_dir)
     if not marks or marks[-1].what is not Moment.LAUNCHED:
-        note(run_dir, Mark(what=Moment.LAUNCHED, at=began, plan=plan))
+        note(run_dir, launched(run_dir, plan=plan, at=began))
+
+
+def launched(run_dir: Path, *, plan: str, at: float) -> Mark:
+    """That a launch began at `at`, before it has taken anything out of the metrics."""
+    return Mark(what=Moment.LAUNCHED, at=at, plan=plan, step=last_step(run_dir))
 
 
 def steady_clock() -> Callable[[], float]:
@@ -96,6 +102,10 @@ def first_line(error: BaseException) -> str:
         told = str(replace(error.problems[0], why="", fix=""))
     line = (told.strip() or type(error).__name__).splitlines()[0]
     return shorten(line, width=_MOST_WORDS, placeholder=" ...")
+
+
+def _passed_over(event: Started) -> list[str]:
+    return [f"{problem}, passed over" for problem in event.passed_over]
 
 
 class Timekeeper:
@@ -133,9 +143,10 @@ class Timekeeper:
         if isinstance(event, StepDone):
             self._step(event)
         elif isinstance(event, Started) and event.why:
-            self._mark(Moment.REGROUPED, step=event.step, asked=not event.lost, why=event.why)
+            why = "; ".join((event.why, *_passed_over(event)))
+            self._mark(Moment.REGROUPED, step=event.step, asked=not event.lost, why=why)
         elif isinstance(event, Started):
-            self._mark(Moment.STARTED, step=event.step)
+            self._mark(Moment.STARTED, step=event.step, why="; ".join(_passed_over(event)))
         elif isinstance(event, StepSpoilt):
             self._mark(Moment.SPOILT, step=event.step - 1)
         elif isinstance(event, Stopping):

@@ -36,6 +36,12 @@ class Tracker(Protocol):
         """Nothing more follows, and all that was given is on disk."""
 
 
+def last_step(run_dir: Path) -> int:
+    """The last step in the metrics of a run; 0 where there is none."""
+    steps = (_step_of(line) for line in reversed(_lines(run_dir / "metrics.jsonl")) if '"loss"' in line)
+    return next((int(step) for step in steps if math.isfinite(step)), 0)
+
+
 class JsonLines:
     """`metrics.jsonl`: one object a line, flushed at once; `summary.json` at the end.
 
@@ -208,7 +214,7 @@ def _installed(package: str) -> bool:
 
 
 def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.is_file() else []
+    return path.read_text(errors="replace").splitlines() if path.is_file() else []
 
 
 def _step_of(line: str) -> float:
