@@ -17,7 +17,7 @@ from meshwright.run.measure_layers import layered_pass
 from meshwright.spec.cluster import Collective, Precision
 
 MESSAGE_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-_PEER_TIMEOUT = timedelta(seconds=120)
+PEER_TIMEOUT = timedelta(seconds=120)
 _TURNS = 3
 
 
@@ -55,7 +55,7 @@ def measure_network(*, rank: int, world: int, store: str, groups: Sequence[int],
     keep_freed_memory()
     resident = psutil.Process().memory_info().rss
     backend = "nccl" if cuda else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=_PEER_TIMEOUT)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=PEER_TIMEOUT)
     started = time.perf_counter() - began
     try:
         times = tuple(
