@@ -15,7 +15,7 @@ import pytest
 
 import meshwright
 from meshwright.cli import app, main, version
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem, Stopped, WorkerFailed
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem, WorkerFailed
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -31,7 +31,6 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         (NoPlanFits("nothing fits"), 3),
         (EnvironmentUnfit("no compiler"), 4),
         (WorkerFailed("rank 1 failed"), 5),
-        (Stopped("saved"), 75),
         (KeyboardInterrupt(), 130),
         (MemoryError("Unable to allocate 7 TiB"), 4),
         (RuntimeError("broken"), 1),

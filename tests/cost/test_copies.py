@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import predict
-from meshwright.cost.copies import Neighbours, alone, copy_bytes, left, left_of
+from meshwright.cost.copies import Neighbours, alone, left, left_of
 from meshwright.cost.holdings import Holding, holdings, trained
 from meshwright.cost.learner_holdings import learner_holdings
 from meshwright.cost.moved import least_bytes, unfit
@@ -17,6 +17,7 @@ from meshwright.spec.job import ElasticSpec
 from meshwright.spec.plan import Design, ExpertGrid, Sharding
 from meshwright.spec.report import MemoryPart
 from meshwright.spec.synchronize import GradientSync, SyncKind, usual_rounds
+from tests.cost.copy_bytes import copy_bytes
 from tests.support import designs
 from tests.support.designs import Layout
 from tests.support.models import all_models

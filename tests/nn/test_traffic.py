@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from meshwright import catalog, nn
+from meshwright.cost.loss_chunks import chunks_bytes
 from meshwright.cost.operators import HEAD, block_work
 from meshwright.cost.software import WIDE_ATTENTION_LENGTH
 from meshwright.cost.work import Sizes
 from meshwright.nn.attention import WIDE_LENGTH
 from meshwright.nn.context import Context
+from meshwright.nn.loss import ACCELERATOR_CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS
+from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.model import Block
 from meshwright.train.torch_compat import TorchDispatchMode, leaves
 
@@ -119,3 +122,12 @@ def test_a_loss_moves_the_bytes_that_are_priced(dtype: torch.dtype) -> None:
 
 def test_both_rooms_agree_on_what_is_attended_in_fp32() -> None:
     assert WIDE_ATTENTION_LENGTH == WIDE_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("kind", "elements"),
+    [(DeviceKind.CPU, CPU_CHUNK_ELEMENTS), (DeviceKind.CUDA, ACCELERATOR_CHUNK_ELEMENTS)],
+)
+def test_both_rooms_agree_on_the_logits_that_a_loss_reads_at_once(kind: DeviceKind, elements: int) -> None:
+    most, _ = chunks_bytes(np.array([1e12]), np.array([4.0]), kind=kind)
+    assert most == 4.0 * elements

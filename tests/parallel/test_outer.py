@@ -243,7 +243,7 @@ def test_pace_follows_what_travels() -> None:
     assert pace.needed(travelled=4, waited=0.3, step_seconds=1.0) == 5
     parts = Pace(kind=SyncKind.EAGER, rounds=Rounds(every=4, delay=1, fragments=4))
     assert [parts.needed(travelled=0, waited=waited, step_seconds=1.0) for waited in (0.05, 0.06)] == [4, 8]
-    assert Pace(kind=SyncKind.LOCAL, rounds=Rounds(every=6)).needed(travelled=0, waited=1.0, step_seconds=1.0) == 20
+    assert Pace(kind=SyncKind.LOCAL, rounds=Rounds(every=6)).needed(travelled=0, waited=1.0, step_seconds=1.0) == 19
     assert pace.changed(5, step=12) is None
     assert pace.changed(10, step=18) == Rounds(every=10, delay=10)
     assert [step for step in range(40) if pace.departs(0, step)] == [28, 38]

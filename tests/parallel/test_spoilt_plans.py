@@ -56,11 +56,15 @@ def run(pool: Pool, told: str, design: Design) -> None:
 
 
 def test_what_is_not_refused_gives_what_one_device_gives(pool: Pool) -> None:
-    for told, design in sorted(allowed(30, seed=4), key=lambda entry: entry[1].plan.world_size):
+    some = allowed(30, seed=4)
+    assert some
+    for told, design in sorted(some, key=lambda entry: entry[1].plan.world_size):
         run(pool, told, design)
 
 
 @pytest.mark.slow
 def test_more_that_is_not_refused_does_so_too(pool: Pool) -> None:
-    for told, design in sorted(allowed(400, seed=5), key=lambda entry: entry[1].plan.world_size):
+    many = allowed(400, seed=5)
+    assert many
+    for told, design in sorted(many, key=lambda entry: entry[1].plan.world_size):
         run(pool, told, design)

@@ -24,14 +24,15 @@ def script(name: str) -> str:
     return (TEMPLATES / name).read_text()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "words.js"])
 def test_what_a_script_looks_up_is_in_the_page(name: str) -> None:
     text = script(name)
-    for found in re.findall(r'getElementById\("([^"]+)"\)', text):
+    places = re.findall(r'getElementById\("([^"]+)"\)', text)
+    classes = re.findall(r'(?:document|figure)\.querySelector(?:All)?\("\.([\w-]+)"\)', text)
+    assert places or classes
+    for found in places:
         assert f'id="{found}"' in PAGE, found
-    for found in re.findall(r'document\.querySelector(?:All)?\("\.([\w-]+)"\)', text):
-        assert re.search(rf'class="[^"]*\b{found}\b', PAGE), found
-    for found in re.findall(r'figure\.querySelector(?:All)?\("\.([\w-]+)"\)', text):
+    for found in classes:
         assert re.search(rf'class="[^"]*\b{found}\b', PAGE), found
 
 

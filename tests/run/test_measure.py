@@ -16,7 +16,7 @@ from meshwright import catalog
 from meshwright.run.children import in_children
 from meshwright.run.detect import calibration_file, detect
 from meshwright.run.figures import Measured, with_measurements
-from meshwright.run.fit import fit_collective, fit_matrix_curve, matrix_seconds
+from meshwright.run.fit import fit_collective, fit_matrix_curve
 from meshwright.run.in_step import as_in_a_step
 from meshwright.run.machine import this_machine
 from meshwright.run.measure import measure, save_cluster
@@ -28,6 +28,14 @@ from meshwright.spec.errors import EnvironmentUnfit, WorkerFailed
 
 PEAK, LAUNCH = 1e11, 5e-6
 CURVE = MatrixCurve(fraction=0.8, half_m=12.0, half_n=20.0, half_k=60.0)
+
+
+def matrix_seconds(time: MatrixTime, curve: MatrixCurve, *, peak: float, launch: float) -> float:
+    """MatrixCurve's formula."""
+    rate = peak * curve.fraction
+    for size, half in ((time.m, curve.half_m), (time.n, curve.half_n), (time.k, curve.half_k)):
+        rate *= size / (size + half)
+    return 2.0 * time.m * time.n * time.k / rate + launch
 
 
 def made_by(curve: MatrixCurve) -> list[MatrixTime]:
@@ -94,9 +102,7 @@ def measurements(*, together: tuple[tuple[int, float], ...]) -> Measured:
         for operation in Collective
         for size in MESSAGE_BYTES
     )
-    network = NetworkTimes(
-        backend="gloo", collectives=times, together=together, start_seconds=0.1, resident_bytes=2**28
-    )
+    network = NetworkTimes(backend="gloo", collectives=times, together=together, resident_bytes=2**28)
     return Measured(one=one, gain=2.0, cores=2, network=network)
 
 

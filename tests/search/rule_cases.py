@@ -24,6 +24,7 @@ from meshwright.spec.plan import (
 )
 from meshwright.spec.synchronize import GradientSync, SyncKind
 from tests.search import search_samples as samples
+from tests.search.asked_cases import ASKED_CASES
 from tests.search.compression_cases import COMPRESSION_CASES, Case
 from tests.search.elastic_cases import ELASTIC_CASES
 from tests.search.quorum_cases import QUORUM_CASES
@@ -378,6 +379,7 @@ CASES = {
         lambda: emptied(D(of=samples.model(layer=samples.mixture_layer())), 1),
         "routers of experts would count rows that have no sequence",
     ),
+    **ASKED_CASES,
     **COMPRESSION_CASES,
     **ELASTIC_CASES,
     **QUORUM_CASES,

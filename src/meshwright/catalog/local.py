@@ -95,6 +95,7 @@ def _processor_device(*, cores: int, memory_bytes: float, bf16_speed: float) -> 
             "scaling": "three in a hundred of the work does not spread over cores; not measured",
             "memory_bytes": "an equal share of this machine's memory",
             "launch_seconds": "typical; not measured",
+            "usable_fraction": "leaves a tenth to the system and to what allocators lose; not measured",
             "reserved_bytes": "torch imported in one process, about; not measured",
             "attention_fraction": "typical; not measured",
         },

@@ -56,6 +56,9 @@ def with_meetings(part: PartWork, sizes: Sizes) -> PartWork:
         return replace(
             part, met=np.where(meets, 3.0 * more, 0.0) + traded, met_backward=np.where(meets, 2.0 * more, 0.0) + traded
         )
+    # Forward a slice packs (3), makes two results and casts one back (3), and a tile joins (11); a further one starts
+    # the kernel, and three casts. Backward a slice packs (3) and makes a gradient (1), and for each run one that goes
+    # home (2); a tile adds to three, and casts five.
     narrow = np.where(sizes.attended > sizes.itemsize, 1.0, 0.0)
     forward, backward = _bytes(part, sizes, tiles, runs)
     swapped = np.where(trades, _TRADE_STARTS * np.asarray(part.traded), 0.0)
@@ -74,7 +77,12 @@ def with_meetings(part: PartWork, sizes: Sizes) -> PartWork:
 
 
 def _bytes(part: PartWork, sizes: Sizes, tiles: TileCounts, runs: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Bytes of copies, sums and casts in both passes: queries are half of what is traded beside keys and values."""
+    """Bytes of copies, sums and casts in both passes: queries are half of what is traded beside keys and values.
+
+    Packing lays keys and values out and joins them, a read and a write each. A tile that is joined is 7 passes over its
+    queries' results (the old and the new scaled, and added) and 20 over a number of each query. Backward adds to
+    the gradients of a tile's queries and keys, 3 passes, and to those of every other run's keys as they come home.
+    """
     e, wide, keys = sizes.itemsize, sizes.wide, np.asarray(part.circulated) / sizes.itemsize
     queries = 0.5 * (np.asarray(part.traded) - np.asarray(part.circulated)) / e
     casts = np.where(sizes.attended > e, sizes.attended + e, 0.0)

@@ -38,7 +38,8 @@ _ROUNDED, _PROCESSOR_ROUNDED = (
     np.asarray([getattr(CODINGS[kind], name) if kind in CODINGS else 0.0 for kind in PRECISIONS])
     for name in ("bytes", "processor_bytes")
 )
-_SCATTERED = 0.6  # of the work of rounding where sums stay with their owners and are not sent
+# Of the work of rounding, where sums stay with their owners and are not sent; assumed, not measured.
+_SCATTERED = 0.6
 _GATHERED = 0.5  # of an all-reduce of as many bytes, which passes them around twice
 
 

@@ -17,6 +17,7 @@ from meshwright.cost.work import FloatArray, PartWork
 from meshwright.spec.cluster import AttentionRate, AttentionShare, DeviceSpec, MatrixCurve, Precision
 from meshwright.spec.errors import ConfigError, Problem
 
+ADAMW_BYTES = 28.0  # a parameter: torch's fused kernel reads it, its gradient and two moments, and writes all but that
 _ACCUMULATED_BYTES = 8.0  # an element of a gradient that a product adds to: read and written in fp32
 _ALIGNED_FEATURES = 8  # heads whose rows are not whole 16 bytes are multiplied on the vector units
 _DROPPED = 2.0  # passes over scores that drop some out: read and written, beside a mask of one byte
@@ -267,7 +268,7 @@ def with_host(gpu: FloatArray, host: FloatArray, *, in_turn: bool) -> FloatArray
 def optimizer_seconds(parameters: FloatArray, *, device: DeviceSpec, clipped: bool) -> FloatArray:
     """Seconds of AdamW over `parameters` held in fp32: 28 bytes each, 4 to zero the gradient, 12 more to clip it."""
     bandwidth = device.memory_bandwidth * device.memory_fraction
-    step = 28.0 * parameters / (device.optimizer_bandwidth or bandwidth)
+    step = ADAMW_BYTES * parameters / (device.optimizer_bandwidth or bandwidth)
     return step + (16.0 if clipped else 4.0) * parameters / bandwidth
 
 

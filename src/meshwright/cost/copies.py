@@ -115,31 +115,6 @@ def left_of(design: Design, *, places: Mapping[int, int]) -> dict[str, Holding]:
     return {name: replace(holding, parts=known[id(holding.parts)]) for name, holding in held.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyBytes:
-    """Of the rank that has most: what a copy holds of its own and of its neighbour, which is what it is sent."""
-
-    own: int
-    kept: int
-
-    @property
-    def held(self) -> int:
-        """In the host's memory, all copies together."""
-        return SLOTS * (self.own + self.kept)
-
-
-def copy_bytes(design: Design) -> CopyBytes:
-    """What copies of `design` take on the rank where they take most."""
-    held, ranks, near = copied(design), design.plan.world_size, Neighbours.of(design)
-    parts = [{name: one.parts[rank] for name, one in held.items() if rank in one.parts} for rank in range(ranks)]
-    own = [_bytes(held, mine) for mine in parts]
-    for_others = ranks > 1 and not design.plan.gradients.kind.has_learners
-    sole = [_bytes(held, alone(held, rank, together=near.together)) if for_others else 0 for rank in range(ranks)]
-    kept = [sole[near.kept_by(rank)] for rank in range(ranks)]
-    most = max(range(ranks), key=lambda rank: own[rank] + kept[rank])
-    return CopyBytes(own=own[most], kept=kept[most])
-
-
 def copied_bytes(
     table: PlanTable, owned: FloatArray, moments: FloatArray, *, job: JobSpec, met: RoundBytes | None, per_node: int
 ) -> FloatArray:
@@ -160,7 +135,3 @@ def copied_bytes(
     sides = np.where(sole, 2.0, 1.0)[:, None]
     own = SLOTS * sides * (owned * state_bytes(table).master[:, None] + moments)
     return np.asarray(own if met is None else own + SLOTS * met.copied + met.sent)
-
-
-def _bytes(held: Mapping[str, Holding], boxes: Mapping[str, Box]) -> int:
-    return sum(box.elements * held[name].item_bytes for name, box in boxes.items())

@@ -16,7 +16,7 @@ from meshwright.spec.faults import FaultKind
 
 # A slow node is found after an hour of steps that take half as long again.
 SLOW_SECONDS = 3600.0 * (1.0 - 1.0 / 1.5)
-# A node that was taken out is back after a day.
+# Assumed, as no source says it: a node that was taken out is back after a day.
 RETURN_SECONDS = 86400.0
 SEEDS = 32
 _LOW, _HIGH = 5.0, 95.0

@@ -95,6 +95,8 @@ def _hidden_beside(*, gated: bool, activation: Activation) -> float:
     """Copies that the activation's backward has beside those: gradients of what it gave and read, where the last
     product's input is gone and no relu needs it, and what a clamped gate forms again."""
     if gated and activation is Activation.CLAMPED_SWIGLU:
+        # As nn.feed_forward has it: the gradient of what it gave, both factors', two parts of a slope, and a mask of a
+        # byte beside elements of two; less the last product's input.
         return 4.5
     return 2.0 if gated or activation in (Activation.RELU, Activation.RELU_SQUARED) else 1.0
 

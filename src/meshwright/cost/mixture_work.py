@@ -11,6 +11,7 @@ from meshwright.cost.work import PAIR, FloatArray, PartWork, Product, Sizes
 from meshwright.spec.model import FeedForward, Mixture
 
 MIXTURE = "mixture"
+_KERNELS = 24.0  # that a mixture starts forward, those of norms inside, scales and biases of experts apart
 
 
 def mixture_work(part: Mixture, sizes: Sizes) -> PartWork:
@@ -62,7 +63,7 @@ def mixture_work(part: Mixture, sizes: Sizes) -> PartWork:
         products=tuple(products),
         traffic=traffic + routed * each.forward,
         backward_traffic=2.0 * traffic - normed + routed * each.backward,
-        kernels=24.0 + 2.0 * len(part.inner_norms) + (2.0 if part.expert_scale else 0.0) + 2.0 * apart * active,
+        kernels=_KERNELS + 2.0 * len(part.inner_norms) + (2.0 if part.expert_scale else 0.0) + 2.0 * apart * active,
         exchanges=PAIR,
         closes=part.shared is not None and not part.shared_gate and part.post_norm is None,
         expert_parameters=on_grid,

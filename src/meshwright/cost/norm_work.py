@@ -16,7 +16,9 @@ def norms_work(part: Mixer | Transform, sizes: Sizes) -> list[PartWork]:
 def norm_work(norm: Norm, sizes: Sizes) -> PartWork:
     """Reads and writes its tokens once forward, reads two and writes one backward.
 
-    Written out in fp32 it makes 7 passes forward and 23 backward, and casts at both ends.
+    Written out in fp32 it makes 7 passes forward, squares (2), their mean (1) and products with its inverse root and
+    the scale (2 each), and 23 backward, six products (15), two sums (2), a power and what is spread out again (3) and a
+    sum of two gradients (3), and casts at both ends.
     """
     elements = sizes.tokens * norm.width / sizes.split
     hidden = elements * sizes.itemsize

@@ -36,6 +36,14 @@ EMBEDDING = "embedding"
 ATTENTION = "attention"
 FEED_FORWARD = "feed forward"
 HEAD = "head and loss"
+# Kernels that a part starts forward, where products, attention, residuals and element-wise work are one or a few each;
+# backward starts twice as many.
+ATTENTION_KERNELS = 8.0  # without what turns and norms queries and keys
+ROTARY_KERNELS = 8.0
+QUERY_KEY_NORM_KERNELS = 4.0
+_VALUE_NORM_KERNELS = 2.0
+_LATENT_KERNELS = 26.0  # with both norms of latents and what turns
+GATED_KERNELS, _PLAIN_KERNELS = 6.0, 4.0
 
 
 def block_work(block: Block, sizes: Sizes) -> tuple[PartWork, ...]:
@@ -143,7 +151,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     backward = backward * (query + held) + 3.0 * e * values
     widened = _widened(sizes, read=query + keys * held, written=query)
     masks = 2.0 * _mask_bytes(mixer, sizes)
-    again = 3.0 if sizes.eager else 1.5
+    again = 3.0 if sizes.eager else 1.5  # eager: a sum for the residual, and two for three projections' inputs
     entering = query + keys * held
     added, summed = _bias_bytes(sizes, entering=mixer.qkv_bias * entering, leaving=mixer.output_bias * w)
     copied = sizes.unfused * 2.0 * e
@@ -165,7 +173,10 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         traffic=m * (forward + widened + residual + added + dropped + copied * query) + masks,
         backward_traffic=m * (backward + widened + again * residual + summed + dropped + copied * (query + entering))
         + 1.5 * masks,
-        kernels=8.0 + (8.0 if mixer.rotary else 0.0) + (4.0 if normed else 0.0) + (2.0 if mixer.value_norm else 0.0),
+        kernels=ATTENTION_KERNELS
+        + (ROTARY_KERNELS if mixer.rotary else 0.0)
+        + (QUERY_KEY_NORM_KERNELS if normed else 0.0)
+        + (_VALUE_NORM_KERNELS if mixer.value_norm else 0.0),
         exchanges=PAIR,
         closes=mixer.post_norm is None,
         circulated=e * m * 2.0 * sent,
@@ -189,7 +200,11 @@ def _widened(sizes: Sizes, *, read: FloatArray, written: FloatArray) -> FloatArr
 
 
 def _turn_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
-    """Bytes per rotated feature forward and backward: one pass each where fused, else every operator's."""
+    """Bytes per rotated feature forward and backward: one pass each where fused, else every operator's.
+
+    As nn.rotary.rotate has it: four products of halves, which read features as they are, two sums of halves, both
+    joined and cast back. Backward: four products (4), a sign (1), four sums (6), halves laid into whole ones (3).
+    """
     if not sizes.eager:
         return 2.0 * sizes.itemsize, 3.0 * sizes.itemsize
     forward = 2.0 * sizes.itemsize + 7.0 * sizes.wide + sizes.casts
@@ -238,7 +253,7 @@ def _latent_attention(mixer: LatentAttention, score_flops: FloatArray, sizes: Si
         score_dim=0.5 * (query_dim + mixer.value_dim),
         traffic=traffic,
         backward_traffic=1.5 * traffic,
-        kernels=26.0,
+        kernels=_LATENT_KERNELS,
         exchanges=PAIR,
         closes=mixer.post_norm is None,
         circulated=e * m * heads * (query_dim + mixer.value_dim),
@@ -252,7 +267,9 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
     replicated = part.width if part.bias else 0
     own = part.parameters - norm_parameters(part) - replicated
     residual = 3.0 * w / sizes.split
+    # Gated, the activation is 2 passes and the product 3; backward both factors' gradients and the activation's are 3.
     back = (9.0 if sizes.eager else 8.0) if part.gated else 3.0
+    # A residual is a sum of 3 passes; eager backward adds the gradients of both first products' inputs as well.
     again = 2.0 if sizes.eager and part.gated else 1.0
     _, summed = _bias_bytes(sizes, entering=part.bias * h * (2.0 if part.gated else 1.0), leaving=part.bias * w)
     dropped = sizes.dropout * w / sizes.split
@@ -265,7 +282,7 @@ def _feed_forward(part: FeedForward, sizes: Sizes) -> PartWork:
         ),
         traffic=m * (e * ((5.0 if part.gated else 2.0) * h + residual) + dropped),
         backward_traffic=m * (e * (back * h + again * residual) + summed + dropped),
-        kernels=6.0 if part.gated else 4.0,
+        kernels=GATED_KERNELS if part.gated else _PLAIN_KERNELS,
         exchanges=PAIR,
         closes=part.post_norm is None,
     )
@@ -312,7 +329,11 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
 
 
 def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
-    """Bytes per logit forward and backward: of one kernel each, of every operator where eager, else of a few passes."""
+    """Bytes per logit forward and backward: of one kernel each, of every operator where eager, else of a few passes.
+
+    Those of nn.loss, where `fused_loss`: the largest is found, differences are written in fp32, their exponentials are
+    taken in place and summed; backward takes them again and writes each, weighed, over its logit.
+    """
     e = sizes.itemsize
     if sizes.loss_kernel is not None:
         read = 3.0 if sizes.loss_kernel.early else 2.0 if sizes.loss_kernel.tops else 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.cost.compute import optimizer_seconds, rates
+from meshwright.cost.compute import ADAMW_BYTES, optimizer_seconds, rates
 from meshwright.cost.copied_heads import divided_by
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.lines import Linear
@@ -37,8 +37,8 @@ from meshwright.spec.optimizer import (
 from meshwright.spec.plan import AxisName
 from meshwright.spec.tensors import ParameterTensor, prefix, tensors
 
-# Bytes of a parameter that one step reads and writes in fp32, as parallel/ does it: torch's fused kernels pass once.
-_ADAMW, _SGD, _PLAIN_SGD = 28.0, 20.0, 12.0
+# Bytes of a parameter that one step of plain SGD reads and writes in fp32, with a moment and without.
+_SGD, _PLAIN_SGD = 20.0, 12.0
 # Moments unpacked for a step and packed after it, both of them: bf16 is cast twice; bytes are looked up and scaled,
 # measured for their largest, divided, and looked up again (dynamic8) or cast (fp8).
 _PACKED = {Moments.FP32: 0.0, Moments.BF16: 24.0, Moments.DYNAMIC8: 92.0, Moments.FP8: 60.0}
@@ -226,7 +226,7 @@ def update_seconds(found: Optimized, owned: FloatArray, *, device: DeviceSpec) -
     if found.one_kernel or is_plain(found.spec):
         return whole
     bandwidth = device.memory_bandwidth * device.memory_fraction
-    plain = _ADAMW / (device.optimizer_bandwidth or bandwidth)
+    plain = ADAMW_BYTES / (device.optimizer_bandwidth or bandwidth)
     compute = state_bytes(found.table).compute
 
     processor = device.kind is DeviceKind.CPU
@@ -234,7 +234,7 @@ def update_seconds(found: Optimized, owned: FloatArray, *, device: DeviceSpec) -
     def seconds(rule: Optimizer) -> FloatArray:
         by_adamw = isinstance(rule, OptimizerSpec)
         passes = _passes(rule, 0.0 if by_adamw else compute, processor=processor)
-        return (plain * passes / _ADAMW if by_adamw else passes / bandwidth) + np.zeros(len(found.table))
+        return (plain * passes / ADAMW_BYTES if by_adamw else passes / bandwidth) + np.zeros(len(found.table))
 
     def taken(entry: Treated) -> FloatArray:
         runs = np.ceil(entry.local / STEP_ELEMENTS)
@@ -349,7 +349,7 @@ def _passes(rule: Optimizer, compute: FloatArray | float, *, processor: bool = F
     """Bytes of a parameter that a step moves, beside products, or that take a processor as long."""
     if isinstance(rule, OptimizerSpec):
         packed, each = (_PROCESSOR_PACKED, _PROCESSOR_ROUNDED) if processor else (_PACKED, _ROUNDED)
-        return _ADAMW + packed[rule.state] + (each if rule.master is Master.BF16_STOCHASTIC else 0.0)
+        return ADAMW_BYTES + packed[rule.state] + (each if rule.master is Master.BF16_STOCHASTIC else 0.0)
     if isinstance(rule, Sgd):
         return _SGD if rule.momentum else _PLAIN_SGD
     return _MUON + _MUON_CASTS * compute if isinstance(rule, Muon) else _ADAFACTOR

@@ -12,6 +12,7 @@ from meshwright.cost.work import PAIR, FloatArray, Kernel, PartWork, Product, Sc
 from meshwright.spec.model import Recurrence
 
 RECURRENCE = "recurrence"
+_KERNELS = 14.0  # that one starts forward: products, the convolution, the scan and what lies around them
 
 _WIDE = 4.0  # bytes of an element in fp32
 _CHUNK = 128.0  # tokens that Mamba-2 takes at once in Megatron (mamba_mixer.py) and in Nemotron's configurations
@@ -88,7 +89,7 @@ def recurrence_work(mixer: Recurrence, sizes: Sizes) -> PartWork:
         scan=Scan(forward=forward, backward=backward),
         traffic=residual,
         backward_traffic=(3.0 if sizes.eager else 1.5) * residual,
-        kernels=14.0,
+        kernels=_KERNELS,
         exchanges=PAIR,
         closes=mixer.post_norm is None,
         traded=e * m * (2.0 * shapes.inner + shapes.mixed),

@@ -20,6 +20,7 @@ from meshwright.cost.meeting import RoundFigures, round_figures
 from meshwright.cost.network import Linear
 from meshwright.cost.overlap import Contention, Mutual, Slack, Traffic, exposed
 from meshwright.cost.parameters import sent_parameters
+from meshwright.cost.round_length import RESERVE, least_steps
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
@@ -29,8 +30,6 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import TOLD_BYTES, TOLD_EVERY
 
-_RESERVE = 1.2  # times the seconds of a round that its steps leave room for, where it is to be hidden
-_WAITED = 0.05  # of a step that what nothing hides may take: outer steps, and what is waited for
 _TRIED = 9  # numbers of steps that are tried until a round of fragments is hidden
 _WORK = (LineName.FORWARD, LineName.BACKWARD, LineName.RECOMPUTE, LineName.OPTIMIZER)
 _NOTHING = Contention(near=Mutual(added=0.0, idle=0.0), far=Mutual(added=0.0, idle=0.0))
@@ -200,7 +199,8 @@ class _Road:
         waits = (many.delay == 0) | self._waits
         whole, stops = self.whole(alone), self.update(alone)
         stops = np.where(waits, whole + stops, stops)
-        least = np.maximum((1.0 / _WAITED - 1.0) * stops, np.where(waits, 0.0, _RESERVE * whole)) / step
+        hiding = np.where(waits, 0.0, RESERVE * whole) / step
+        least = np.maximum(least_steps(stops, step_seconds=step), hiding)
         sound = np.array([meeting.kind.least_every for meeting in table.syncs])[table.sync]
         found: IntArray = np.minimum(np.maximum(np.ceil(least - 1e-9), sound), most).astype(np.int64)
         for _ in range(_TRIED):
@@ -213,9 +213,9 @@ class _Road:
     def _is_hidden(self, figures: RoundFigures) -> BoolArray:
         """Whether fragments arrive before they are waited for, with a reserve."""
         first, second = self._trip(figures, self._links.whole)
-        near = _RESERVE * sum(self._trip(figures, self._links.near))
+        near = RESERVE * sum(self._trip(figures, self._links.near))
         free = np.where(self._links.way.far, self._slack.far, self._slack.near) * figures.delay
-        late = self._late(_RESERVE * first, _RESERVE * second, figures)
+        late = self._late(RESERVE * first, RESERVE * second, figures)
         return np.asarray((late <= 1e-9 * self._window.seconds) & (near <= free), dtype=np.bool_)
 
     def _late(self, first: FloatArray, second: FloatArray, figures: RoundFigures) -> FloatArray:

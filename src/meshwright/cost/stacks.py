@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.cost.expert_handling import ExpertHandling
+from meshwright.cost.operators import ATTENTION_KERNELS, GATED_KERNELS, QUERY_KEY_NORM_KERNELS, ROTARY_KERNELS
 from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.software import Software
@@ -17,12 +18,16 @@ from meshwright.spec.cluster import AttentionKernel
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import JobSpec, Switch
 
+_LAYER_SECONDS = 1e-3  # python of a dense layer in eager Megatron: explains launch-bound A100 runs (docs/lab.md)
+_QWEN3_KERNELS = ATTENTION_KERNELS + ROTARY_KERNELS + QUERY_KEY_NORM_KERNELS
+_FEED_FORWARD_SECONDS = GATED_KERNELS / (_QWEN3_KERNELS + GATED_KERNELS) * _LAYER_SECONDS  # which a mixture has not
+
 
 def _mixture_seconds(milliseconds: float) -> float:
     """Host seconds of what takes so many milliseconds in a profile of Qwen3 30B on H100: a mixture 4.77, its router
     and what comes before tokens are sent 1.72 of it, and attention 1.79 (the least of each range of host time in
-    yanring/Megatron-MoE-ModelZoo, issue 7). Attention has 20 of the 26 kernels of a dense layer, which takes 1 ms."""
-    return milliseconds / 1.79 * 20 / 26 * 1e-3
+    yanring/Megatron-MoE-ModelZoo, issue 7). Attention is what a dense layer takes beside its feed-forward."""
+    return milliseconds / 1.79 * (_LAYER_SECONDS - _FEED_FORWARD_SECONDS)
 
 
 def _sending(settings: Mapping[str, Any], *, once: bool = False, hides: bool = False) -> Software:
@@ -48,8 +53,8 @@ _MEGATRON: Mapping[str, Any] = {
     "keeps_copies": True,
     "fused_loss": False,
     "stops_early": False,  # a checkpoint of its own, whose backward is that of the whole layer run again
-    "layer_seconds": 1e-3,  # python of a layer in eager Megatron: what explains launch-bound A100 runs (docs/lab.md)
-    "mixture_seconds": _mixture_seconds(4.77) - 6 / 26 * 1e-3,
+    "layer_seconds": _LAYER_SECONDS,
+    "mixture_seconds": _mixture_seconds(4.77) - _FEED_FORWARD_SECONDS,
 }
 # All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
 # and 68 us longer than those that newer versions of the library take there.
@@ -136,7 +141,7 @@ _EXPERTS: Mapping[str, Mapping[str, bool]] = {
 # still added apart, as those kernels could not at first (_is_fused_impl_supported of Megatron-Core).
 _GRAPHS: Mapping[str, Mapping[str, Any]] = {
     "": {},
-    "-router-graphs": {"mixture_seconds": _mixture_seconds(4.77 - 1.72) - 6 / 26 * 1e-3},
+    "-router-graphs": {"mixture_seconds": _mixture_seconds(4.77 - 1.72) - _FEED_FORWARD_SECONDS},
     "-layer-graphs": {"layer_seconds": 0.0, "mixture_seconds": _mixture_seconds(4.77 - 1.72)},
     "-step-graph": {
         "layer_seconds": 0.0,

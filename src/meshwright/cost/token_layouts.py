@@ -121,12 +121,6 @@ def _dealt(layout: TokenLayout, work: IntArray, *, ranks: int, traders: int) -> 
     return held.reshape(ranks, -1)
 
 
-def imbalance(positions: IntArray, visible: IntArray) -> float:
-    """The work of the rank that has most over the mean, from the positions of each and the keys that queries see."""
-    work = visible[positions].sum(axis=1).astype(np.float64)
-    return float(work.max() / work.mean())
-
-
 def layout_imbalance(
     layout: TokenLayout,
     *,
@@ -139,8 +133,8 @@ def layout_imbalance(
     prefix: int = 0,
     slices: int = 1,
 ) -> float:
-    """`imbalance` of the runs of `traders` ranks that share their work by trading tokens for heads; the first `prefix`
-    tokens see each other. Of several slices each waits for the rank that has most of it."""
+    """The work of the rank that has most over the mean, of runs of `traders` ranks that share theirs by trading tokens
+    for heads; the first `prefix` tokens see each other. Of several slices each waits for the rank that has most."""
     ahead = ahead_of(length, prefix=prefix) if prefix else None
     held = dealt(layout, length=length, ranks=ranks, starts=starts, ahead=ahead, traders=traders, slices=slices)
     seen = visible_keys(length, window=window, chunk=chunk, starts=starts, ahead=ahead)

@@ -11,7 +11,7 @@ from meshwright.spec.report import LineName
 
 # A reduction of this few bytes carries a loss or a norm, not gradients.
 SCALAR_BYTES = 256
-_DATA = frozenset({AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT})
+DATA_AXES = frozenset({AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT})
 
 
 class Crowd(StrEnum):
@@ -44,7 +44,7 @@ class Group:
             return LineName.PARAMETERS if gathers else LineName.GRADIENTS
         if set(self.axes) == {AxisName.TENSOR}:
             return LineName.TENSOR
-        if num_bytes > SCALAR_BYTES and _DATA.issuperset(self.axes):
+        if num_bytes > SCALAR_BYTES and DATA_AXES.issuperset(self.axes):
             return LineName.PARAMETERS if gathers else LineName.GRADIENTS
         return LineName.OTHER
 

@@ -14,7 +14,8 @@ from meshwright.spec.tensors import ParameterTensor, prefix, tensors
 
 _REGIONS = (".mixer.", ".dense.", ".transform.")
 _POSITIONS = "embedding.positions.weight"
-_SLICED = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1}
+# The dim of a stacked parameter that `expert_tensor` divides; what is not here is whole on each of its ranks.
+EXPERT_DIMS = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +166,7 @@ def _divided(found: tuple[Part, ParameterTensor], design: Design, *, grid: GridG
     """Of `block`, as the tensor axis or the grid of experts divides it."""
     part, tensor = found
     if tensor.grid and grid is not None:
-        dim = _SLICED.get(tensor.name.rsplit(".", 1)[-1])
+        dim = EXPERT_DIMS.get(tensor.name.rsplit(".", 1)[-1])
         part = replace(part, grid=True, whole=False)
         sliced = part if dim is None else part.cut(dim, grid.slices)
         return sliced.cut(0, grid.experts)

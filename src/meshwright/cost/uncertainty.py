@@ -83,6 +83,8 @@ EVIDENCE_SCHEDULES = (  # paths of gpipe and tables are exact whatever the stage
     ScheduleKind.ZERO_BUBBLE_H2,
     ScheduleKind.TABLE,
 )
+# The most devices and the longest sequence of the runs that SPREADS are from (benchmarks/published/runs.csv): those of
+# 2104.04473 on A100, and of llm-foundry.
 EVIDENCE_DEVICES = 3072
 EVIDENCE_LENGTH = 65536
 

@@ -28,9 +28,7 @@ _LINES = (LineName.PARAMETERS, LineName.GRADIENTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayOfMeeting:
-    """One plan's ranks as `learners` that meet as `kind`: seconds of a step, and of meeting those exposed and hidden.
-
-    Of every_step, gradients and parameters are what ranks meet by, gradients whole or as `compression` says; else
+    """One plan's ranks as `learners` that meet as `kind`: of every_step gradients whole or as `compression` says, else
     rounds of `every` steps. `is_plan` is the plan as it is.
     """
 
@@ -39,8 +37,6 @@ class WayOfMeeting:
     learners: int
     every: int
     step_seconds: float
-    exposed_seconds: float
-    hidden_seconds: float
     peak_bytes: float
     fits: bool
     is_plan: bool = False
@@ -103,12 +99,6 @@ def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
             learners=size,
             every=int(costs.every[row]),
             step_seconds=float(costs.step_seconds[row]),
-            exposed_seconds=sum(float(costs.parts[name][row]) for name in _meets_by(meeting.kind)),
-            hidden_seconds=sum(
-                float(costs.total[name][row] - costs.parts[name][row])
-                for name in _meets_by(meeting.kind)
-                if name in costs.total
-            ),
             peak_bytes=float(costs.memory_bytes[row]),
             fits=bool(costs.fits[row]),
             is_plan=row == 0,
@@ -162,10 +152,6 @@ def _as_learners(
             every=np.array([every if kind.has_learners else 0]),
             syncs=tuple(meetings),
         )
-
-
-def _meets_by(kind: SyncKind) -> tuple[LineName, ...]:
-    return (LineName.OUTER,) if kind.has_learners else _LINES
 
 
 def _best(found: list[WayOfMeeting]) -> Iterator[WayOfMeeting]:

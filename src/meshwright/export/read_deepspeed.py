@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.export.meaning import Meaning, Sizes, Steps
+from meshwright.export.read_activation import read_activation
 from meshwright.export.script import Given, parse_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
@@ -224,7 +225,7 @@ def _model(given: Given) -> Sizes:
         vocab=-(-given.degree("--vocab-size") // unit) * unit,
         tied=not given.on("--untie-embeddings-and-output-weights"),
         gated=gated,
-        activation=_activation(given, gated=gated, bias=bias),
+        activation=read_activation(given, gated=gated, bias=bias),
         norm={"rmsnorm": "rms"}.get(given.word("--normalization", "layernorm"), "layer"),
         positions=given.degree("--max-position-embeddings") if learned else 0,
         theta=given.real("--rotary-position-embeddings-theta", 10000) if rotary else 0.0,
@@ -233,14 +234,6 @@ def _model(given: Given) -> Sizes:
         mixture=(experts, given.degree("--topk", 1), hidden, 0) if experts > 1 else (),
         with_experts=(True,) * layers if experts > 1 else (),
     )
-
-
-def _activation(given: Given, *, gated: bool, bias: bool) -> str:
-    """GELU fused with its bias is the tanh form; without that fusion it is exact."""
-    if gated or given.on("--squared-relu"):
-        return "silu" if gated else "relu_squared"
-    fused = bias and not given.on("--no-bias-gelu-fusion")
-    return "gelu_tanh" if fused or given.on("--openai-gelu") else "gelu"
 
 
 def _optimizer(given: Given, config: Mapping[str, Any]) -> Steps:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from meshwright.export.meaning import Meaning, Sizes, Steps
+from meshwright.export.read_activation import read_activation
 from meshwright.export.script import MOST_LISTED, Given, parse_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
@@ -281,7 +282,7 @@ def _model(given: Given) -> Sizes:
         vocab=_padded(given),
         tied=not given.on("--untie-embeddings-and-output-weights"),
         gated=gated,
-        activation=_activation(given, gated=gated, bias=bias),
+        activation=read_activation(given, gated=gated, bias=bias),
         norm={"RMSNorm": "rms", "LayerNorm": "layer"}[norm],
         positions=given.degree("--max-position-embeddings") if kind == "learned_absolute" else 0,
         theta=given.real("--rotary-base", 10000) if kind == "rope" else 0.0,
@@ -292,14 +293,6 @@ def _model(given: Given) -> Sizes:
         mixture=_mixture(given, experts, hidden) if experts else (),
         with_experts=where,
     )
-
-
-def _activation(given: Given, *, gated: bool, bias: bool) -> str:
-    """F.gelu is exact; fused with its bias, which is the default, and as openai-gelu it is the tanh form."""
-    if gated or given.on("--squared-relu"):
-        return "silu" if gated else "relu_squared"
-    fused = bias and not given.on("--no-bias-gelu-fusion")
-    return "gelu_tanh" if fused or given.on("--openai-gelu") else "gelu"
 
 
 def _default_hidden(width: int, gated: bool) -> int:

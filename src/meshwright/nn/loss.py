@@ -11,7 +11,8 @@ from torch import Tensor
 
 from meshwright.spec.targets import MASKED
 
-_CHUNK_ELEMENTS = 2**20
+# Of logits that are read at once: on a processor as many as its caches hold.
+CPU_CHUNK_ELEMENTS, ACCELERATOR_CHUNK_ELEMENTS = 2**20, 2**26
 
 
 class Vocabulary(Protocol):
@@ -127,6 +128,6 @@ class _TokenLosses(torch.autograd.Function):
 
 def _chunks(rows: Tensor) -> list[slice]:
     """Slices of rows small enough to stay in cache; a single one on an accelerator's larger scale."""
-    elements = _CHUNK_ELEMENTS * (1 if rows.device.type == "cpu" else 64)
+    elements = CPU_CHUNK_ELEMENTS if rows.device.type == "cpu" else ACCELERATOR_CHUNK_ELEMENTS
     size = max(1, elements // max(1, rows.shape[1]))
     return [slice(start, start + size) for start in range(0, len(rows), size)]

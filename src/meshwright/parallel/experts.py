@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from meshwright.cost.traffic_parameters import EXPERT_DIMS
 from meshwright.nn.decoder import DecoderLayer
 from meshwright.nn.experts import Experts
 from meshwright.nn.mixture import Mixing, MixtureOfExperts
@@ -31,9 +32,6 @@ from meshwright.parallel.synchronize import Synchronizer
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import Mixture
 from meshwright.spec.plan import Design, Dispatch, Plan
-
-# The dim of a stacked parameter that `expert_tensor` divides; what is not here is whole on each of its ranks.
-_SLICED = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1}
 
 
 def mixture_of(unit: nn.Module) -> MixtureOfExperts | None:
@@ -60,7 +58,7 @@ def divide_experts(module: Experts, grid: ExpertMesh) -> None:
     for key, parameter in list(module.named_parameters(recurse=False)):
         local, placements = parameter.detach(), []
         for name in grid.holders.mesh_dim_names or ():
-            dim = 0 if name == EXPERT else _SLICED.get(key)
+            dim = 0 if name == EXPERT else EXPERT_DIMS.get(key)
             if dim is not None:
                 local = local.chunk(grid.size(name), dim=dim)[grid.places[name]]
             placements.append(Replicate() if dim is None else Shard(dim))

@@ -146,7 +146,7 @@ def _relief(design: Design, use: TierUse) -> Relief | None:
     alone = tuple(axis for axis in plan.axes if axis.size == 1)
     orders = [(*order, *alone) for order in permutations(large)]
     tried = [replace(slowed, plan=replace(plan, axes=order)) for order in orders]
-    legal = [each for each in tried if not search.check(each, scopes=frozenset(Scope) - {Scope.MEMORY})]
+    legal = [each for each in tried if not search.check(each, scopes=frozenset(Scope) - {Scope.MEMORY, Scope.JOB})]
     try:
         now, *found = cost.predict_all([slowed, *legal])
     except ConfigError:

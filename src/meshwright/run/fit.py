@@ -99,11 +99,3 @@ def left_out_errors(predicted: Callable[[Array], Array], seconds: Array, *, at: 
         "ij,ji->i", jacobian, np.linalg.solve(jacobian.T @ jacobian + pull * np.eye(len(at)), jacobian.T)
     )
     return np.asarray(error / np.maximum(1.0 - leverage, 0.05))
-
-
-def matrix_seconds(time: MatrixTime, curve: MatrixCurve, *, peak: float, launch: float) -> float:
-    """MatrixCurve's formula."""
-    rate = peak * curve.fraction
-    for size, half in ((time.m, curve.half_m), (time.n, curve.half_n), (time.k, curve.half_k)):
-        rate *= size / (size + half)
-    return 2.0 * time.m * time.n * time.k / rate + launch

@@ -79,7 +79,6 @@ class DeviceTimes:
     layer_forward_seconds: float = 0.0
     layer_backward_seconds: float = 0.0
     step_overhead_seconds: float = 0.0
-    import_seconds: float = 0.0
     seconds: float = 0.0
 
 
@@ -88,7 +87,6 @@ def measure_device(*, threads: int, precisions: tuple[Precision, ...], seconds: 
     began = time.perf_counter()
     import torch
 
-    import_seconds = time.perf_counter() - began
     if device == "cpu":
         torch.set_num_threads(threads)
         keep_freed_memory()
@@ -97,7 +95,7 @@ def measure_device(*, threads: int, precisions: tuple[Precision, ...], seconds: 
     while len(rounds) < turns and time.perf_counter() - began < seconds:
         rounds.append(_round(_Probe(device=device, budget=seconds / turns), precisions))
     middle: DeviceTimes = _median(rounds)
-    return replace(middle, threads=threads, import_seconds=import_seconds, seconds=time.perf_counter() - began)
+    return replace(middle, threads=threads, seconds=time.perf_counter() - began)
 
 
 def _round(probe: _Probe, precisions: tuple[Precision, ...]) -> DeviceTimes:

@@ -17,7 +17,7 @@ from meshwright.run.measure_layers import layered_pass
 from meshwright.spec.cluster import Collective, Precision
 
 MESSAGE_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
-_PEER_TIMEOUT = timedelta(seconds=120)
+PEER_TIMEOUT = timedelta(seconds=120)
 _TURNS = 3
 
 
@@ -38,7 +38,6 @@ class NetworkTimes:
     backend: str
     collectives: tuple[CollectiveTime, ...]
     together: tuple[tuple[int, float], ...]
-    start_seconds: float
     resident_bytes: int
 
 
@@ -47,7 +46,6 @@ def measure_network(*, rank: int, world: int, store: str, groups: Sequence[int],
     import torch
     import torch.distributed as dist
 
-    began = time.perf_counter()
     cuda = torch.cuda.is_available() and torch.cuda.device_count() >= world
     if cuda:
         torch.cuda.set_device(rank)
@@ -55,8 +53,7 @@ def measure_network(*, rank: int, world: int, store: str, groups: Sequence[int],
     keep_freed_memory()
     resident = psutil.Process().memory_info().rss
     backend = "nccl" if cuda else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=_PEER_TIMEOUT)
-    started = time.perf_counter() - began
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world, timeout=PEER_TIMEOUT)
     try:
         times = tuple(
             time_
@@ -68,9 +65,7 @@ def measure_network(*, rank: int, world: int, store: str, groups: Sequence[int],
         dist.destroy_process_group()
     alone = together[0][1] if together else 1.0
     relative = tuple((size, speed / alone) for size, speed in together)
-    return NetworkTimes(
-        backend=backend, collectives=times, together=relative, start_seconds=started, resident_bytes=resident
-    )
+    return NetworkTimes(backend=backend, collectives=times, together=relative, resident_bytes=resident)
 
 
 def _group_times(dist: Any, *, size: int, rank: int, share: float, cuda: bool) -> list[CollectiveTime]:

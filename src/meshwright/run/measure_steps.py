@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
 
 from meshwright.run.allocator import keep_freed_memory
 from meshwright.run.measure_device import tiny_model
+from meshwright.run.measure_network import PEER_TIMEOUT
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.exchange import Exchange, ExchangeKind
 from meshwright.spec.job import Constraints, JobSpec
@@ -26,7 +26,6 @@ from meshwright.spec.plan import (
     Stage,
 )
 
-_PEER_TIMEOUT = timedelta(seconds=120)
 _WARM_UP_STEPS = 1
 _LEAST_STEPS = 3
 
@@ -146,7 +145,7 @@ def measure_steps(*, rank: int, world: int, store: str, designs: Sequence[Design
     cores = designs[0].cluster.groups[0].cores or 1
     torch.set_num_threads(max(1, cores // world))
     keep_freed_memory()
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=_PEER_TIMEOUT)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=PEER_TIMEOUT)
     try:
         return tuple(_step_seconds(design, seconds=seconds / len(designs)) for design in designs)
     finally:

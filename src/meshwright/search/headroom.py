@@ -14,7 +14,6 @@ from meshwright.search.vary import Progress, Question
 from meshwright.spec.plan import Plan
 from meshwright.spec.units import format_percent
 
-BOUNDLESS = 1e6
 TWICE = 2.0
 MATTERS = 0.005
 
@@ -36,7 +35,7 @@ def _larger_batch(asked: Question) -> Question:
 
 
 LIMITS: tuple[tuple[str, str, Callable[[Question], Question | None]], ...] = (
-    ("memory", "if memory were no limit", _on(vary.memory_bytes, BOUNDLESS)),
+    ("memory", "if memory were no limit", _on(vary.memory_bytes, vary.BOUNDLESS)),
     ("bandwidth between nodes", "with twice the bandwidth between nodes", _on(vary.between_nodes, TWICE)),
     ("bandwidth inside a node", "with twice the bandwidth inside a node", _on(vary.inside_nodes, TWICE)),
     ("speed of the devices", "with devices of twice the peak", _on(vary.peak, TWICE)),

@@ -14,14 +14,15 @@ class Scope(StrEnum):
     """Why a design is refused.
 
     `form`: it is not a plan at all, and no other rule can read it. `plan`: no runtime could run it, so the search
-    never emits it. `search`: it runs, and the search never emits it, for it is slow, what it
-    costs is not known or another name says the same. `memory`: it is legal and does not fit. `runtime`: it can be
-    predicted and this runtime cannot train it yet.
+    never emits it. `search`: it runs, and the search never emits it, for it is slow, what it costs is not known or
+    another name says the same. `job`: it runs, and the job does not allow it. `memory`: it is legal and does not fit.
+    `runtime`: it can be predicted and this runtime cannot train it yet.
     """
 
     FORM = "form"
     PLAN = "plan"
     SEARCH = "search"
+    JOB = "job"
     MEMORY = "memory"
     RUNTIME = "runtime"
 

@@ -19,6 +19,8 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
+BOUNDLESS = 1e6  # times the memory of a device: as good as no limit
+
 Alter = Callable[[ClusterSpec, float], ClusterSpec]
 
 

@@ -23,7 +23,6 @@ from meshwright.spec.report import Gap, Report, StageMemory, diff
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
 NEIGHBOURS = 6
-BOUNDLESS = 1e6
 
 
 class Verdict(StrEnum):
@@ -216,7 +215,7 @@ def _from_to(gap: Gap) -> str:
 
 def _leanest(named: Question) -> Best | None:
     """The plan with the settings that needs least memory, on machines that have enough; None where none is legal."""
-    roomy = vary.memory_bytes(named.cluster, BOUNDLESS)
+    roomy = vary.memory_bytes(named.cluster, vary.BOUNDLESS)
     try:
         return best(named.model, roomy, replace(named.job, objective=Objective.MEMORY), trainer=named.trainer)
     except (NoPlanFits, ConfigError):

@@ -306,10 +306,6 @@ class ClusterSpec:
         return sum(group.num_devices for group in self.groups)
 
     @property
-    def is_uniform(self) -> bool:
-        return len({group.device.name for group in self.groups}) == 1 and len(self.sites) == 1
-
-    @property
     def joined(self) -> ClusterSpec:
         """The same machines with neighbouring groups of equal nodes as one."""
         groups = list(self.groups[:1])

@@ -107,9 +107,3 @@ class Fault(MeshwrightError):
     """A fault of meshwright itself, in one line; what it was raised from tells the rest to whoever asks."""
 
     exit_code = ExitCode.BUG
-
-
-class Stopped(MeshwrightError):
-    """The run stopped on a signal and its state is saved; the same command goes on."""
-
-    exit_code = ExitCode.SAVED

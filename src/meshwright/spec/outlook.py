@@ -50,7 +50,3 @@ class Outlook:
     def kilowatt_hours_per_billion(self) -> float | None:
         """Kilowatt hours for a billion tokens."""
         return None if self.kilowatt_hours is None or not self.tokens else self.kilowatt_hours / self.tokens * BILLION
-
-    @property
-    def tokens_per_dollar(self) -> float | None:
-        return self.tokens / self.dollars if self.dollars else None

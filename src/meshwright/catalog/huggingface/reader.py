@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.decoders.shapes import nearest_divisor
-from meshwright.catalog.model_ranges import MOST
+from meshwright.catalog.model_ranges import MOST, MOST_LAYERS
 from meshwright.spec.blocks import Activation
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.positions import Rotary, RotaryScaling
@@ -27,7 +27,6 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     }
 )
 PROPORTIONAL = "proportional"  # a share of the planes turns, by the frequencies of all of them
-LARGEST_LAYERS = 10_000
 
 
 class Reader:
@@ -133,7 +132,7 @@ class Reader:
         return ACTIVATIONS[value]
 
     def layers(self, key: str = "num_hidden_layers") -> int:
-        return self.integer(key, most=LARGEST_LAYERS)
+        return self.integer(key, most=MOST_LAYERS)
 
     def layer_types(self, default: Sequence[str], *, known: Sequence[str]) -> tuple[str, ...]:
         """One of `known` for each layer."""

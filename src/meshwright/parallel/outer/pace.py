@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from meshwright.cost.round_length import RESERVE, least_steps
 from meshwright.spec.synchronize import Rounds, SyncKind, as_usual
-
-RESERVE = 1.2  # of the steps that what travels takes
-EXPOSED = 0.05  # of all time, that learners wait for what they do not hide
 
 
 @dataclass(kw_only=True)
@@ -48,10 +46,11 @@ class Pace:
 
     def needed(self, *, travelled: int, waited: float, step_seconds: float) -> int:
         """Steps that a round should have, in which something travelled for so many or was waited for so long."""
+        step_seconds = max(step_seconds, 1e-9)
+        least = least_steps(waited, step_seconds=step_seconds)
         if self.rounds.delay == 0:
-            return max(1, math.ceil(waited / (EXPOSED * max(step_seconds, 1e-9))))
-        hidden = waited <= EXPOSED * step_seconds * self.rounds.delay
-        more = 0 if hidden else math.ceil(waited / max(step_seconds, 1e-9))
+            return max(1, math.ceil(least - 1e-9))
+        more = 0 if least <= self.rounds.delay else math.ceil(waited / step_seconds)
         return max(1, math.ceil(RESERVE * (travelled + more))) * self.rounds.fragments
 
     def changed(self, needed: int, *, step: int) -> Rounds | None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.cost.traffic_groups import DATA_AXES, SCALAR_BYTES
 from meshwright.parallel.mesh import CONTEXT_GROUP
 from meshwright.parallel.outer.learners import ACROSS, MEETING
 from meshwright.spec.plan import AxisName, Plan
@@ -27,11 +28,8 @@ from meshwright.train.torch_compat import (
     unboxed,
 )
 
-# A reduction of this few bytes carries a loss or a norm, not gradients.
-SCALAR_BYTES = 256
 NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 WAITS = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
-_DATA_AXES = frozenset({AxisName.REPLICATE, AxisName.SHARD, AxisName.CONTEXT})
 # The first word found in the name of an operator says what it does; order matters.
 _OPERATIONS: Mapping[str, str] = {
     "reduce_scatter": "reduce_scatter",
@@ -86,7 +84,7 @@ def line_of(
         return LineName.TENSOR
     if num_bytes <= SCALAR_BYTES or operation == "barrier":
         return LineName.OTHER
-    if axes and axes <= _DATA_AXES | {AxisName.TENSOR}:
+    if axes and axes <= DATA_AXES | {AxisName.TENSOR}:
         return LineName.PARAMETERS if operation in ("all_gather", "broadcast") else LineName.GRADIENTS
     if axes == {AxisName.PIPELINE} and operation == "all_reduce":
         return LineName.GRADIENTS
