@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cost.bucket_bytes import OnTheWay
 from meshwright.cost.eager_bytes import EagerBytes
-from meshwright.cost.holding import Held, Moment
+from meshwright.cost.holding import Held, Moment, StageHeld
 from meshwright.cost.loss_chunks import chunks_bytes
 from meshwright.cost.peak_parts import Beside
 from meshwright.cost.told import Told
@@ -243,10 +243,7 @@ class EagerMoments(EagerBytes):
             waits = replace(left, activations=entry.waiting, buffers=self.fixed + own.sends + formed)
             meeting = [*meeting, left, waits, reduced]
             if own.head.any():
-                # The head's half comes first, and reads the gradient of the logits.
-                both = self.compute + np.where(self.sharded, 0.0, self.master)
-                scored = replace(waits, logits=own.one_logits, buffers=self.fixed + own.sends + own.head_made * both)
-                meeting.append(replace(scored, here=left.here & (own.head > 0.0)))
+                meeting += self._head_half(own, waits)
         if not entry.alone.any():
             return [step, *meeting]
         stage = entry.all_stages
@@ -256,6 +253,17 @@ class EagerMoments(EagerBytes):
         here = entry.alone > 0.0
         alone = Moment(gradients=gradients, activations=entry.alone, logits=nothing, buffers=buffers, here=here)
         return [step, *meeting, alone]
+
+    def _head_half(self, own: StageHeld, waits: Moment) -> list[Moment]:
+        """The head's half, which comes first of all that `waits`: it reads the gradient of the logits, and where that
+        is sharded its own is reduced then. Of pairs few have halves, and those when little else is there."""
+        fixed, here = self.fixed + own.sends, waits.here & (own.head > 0.0) & ~self.pairs
+        given = self.compute + np.where(self.sharded, self.compute, self.master)
+        formed = replace(waits, logits=own.one_logits, buffers=fixed + own.head_made * given, here=here)
+        sent = self.reduced * (2.0 + 1.0 / self.divided)
+        behind = np.maximum(waits.activations - own.head_waits, 0.0)
+        reduced = replace(waits, activations=behind, buffers=fixed + own.head_made * sent)
+        return [formed, replace(reduced, here=here & self.sharded & ~self.sums_whole)]
 
     def _loss(self, at: Beside, told: Told) -> Moment:
         """Forward where that is just done, and backward. A cap gives the gradient of its input beside what it kept. A
