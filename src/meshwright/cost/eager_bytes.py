@@ -24,6 +24,7 @@ class EagerBytes:
         self.sharded, self.sums_whole, self.divided = setting.sharded, setting.sums_whole, setting.divided
         self.gathered, self.dropped = setting.gathered, setting.dropped
         self.pairs, self.first_kept = setting.in_pairs, at.entry.first_kept
+        self.unsummed = setting.unsummed
         self.narrow, self.copied, self.splits, self.read = setting.narrow, setting.copied, setting.splits, setting.read
         plain = 1.0 if kind is DeviceKind.CPU else 0.0
         # What came rounded is there beside what it is in full.

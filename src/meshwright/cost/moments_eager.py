@@ -29,6 +29,10 @@ class EagerMoments(EagerBytes):
             sends = np.where(self.splits, at.stage.half_sends, at.sends)
             early = Told(at, self.fixed + sends + root, grown=grown, freed=freed, beyond=beyond)
         if at.stage.head.any():
+            if self.unsummed.any():
+                # Its matrix is cast before it is gathered, and each rank has a summand of more logits than it keeps.
+                summands = at.logits + self.unsummed * at.stage.one_logits
+                yield early.moment(at.kept + self.copied * at.stage.head_made, 0.0 * at.kept, logits=summands)
             yield self._loss(at, early)
             yield from self._head(at, told)
         if at.stage.largest.any():

@@ -14,15 +14,16 @@ from meshwright.cost.software import Software
 from meshwright.cost.stage_order import in_pairs, in_turns, splits
 from meshwright.cost.states import States, state_bytes
 from meshwright.cost.synchronize import turns
-from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, IntArray, PlanTable
+from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, TENSOR_GRIDS, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.plan import ScheduleKind, Sharding
+from meshwright.spec.plan import ScheduleKind, Sharding, TensorGrid
 from meshwright.spec.synchronize import PACKINGS
 
 T = TypeVar("T")
 _BREADTH_FIRST = SCHEDULES.index(ScheduleKind.BREADTH_FIRST)
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 _ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
+_CUBE = TENSOR_GRIDS.index(TensorGrid.CUBE)
 _NARROW = [PACKINGS.get(entry) for entry in PRECISIONS]
 _ROUNDED = np.asarray([0.0 if entry is None else entry.block_bytes / entry.elements for entry in _NARROW])
 
@@ -38,7 +39,7 @@ class Setting:
     a row have what is gathered where it is `shared`. Whole gradients are summed until a stage ends where it
     `sums_whole`. The stages of a rank end one after another
     `in_turns`, or one goes down and one up as microbatches go `in_pairs`; the only stage of one that `splits` has
-    halves of backwards.
+    halves of backwards. A product gives `unsummed` times what a rank keeps of a sum over others, 0 where it keeps all.
     """
 
     microbatches: FloatArray
@@ -62,6 +63,7 @@ class Setting:
     gathered: FloatArray
     shared: BoolArray
     dropped: FloatArray
+    unsummed: FloatArray
 
     @classmethod
     def of(cls, table: PlanTable, *, shape: Shape, software: Software) -> Setting:
@@ -92,6 +94,7 @@ class Setting:
             "gathered": np.where(zero3 & ~shared, compute, 0.0),
             "shared": shared,
             "dropped": np.where(sharded & (~zero3 | shared), compute, 0.0),
+            "unsummed": np.where(table.tensor_grid == _CUBE, table.side, 0.0),
         }
         return cls(**{name: values[:, None] for name, values in found.items()})
 
