@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -20,6 +20,7 @@ ORDERED_BY: Mapping[Objective, str] = MappingProxyType(
         Objective.MEMORY: "the memory at the peak, and of equals by the step that 19 of 20 stay under",
     }
 )
+_TO_THE_SAME_LOSS = ", times the steps that it takes to the same loss"  # of learners, and of compressed gradients
 LEAST_LIKELY = 1e-3  # to fit, that a step is divided by
 TIE = 0.0005  # of the step: two plans nearer than this are as good
 COMMUNICATION = (
@@ -98,6 +99,14 @@ class Decision:
     refined: int = 0
     settled: bool = True
     schema: int = 1
+
+
+def ordered_by(designs: Iterable[Design]) -> str:
+    """By what plans like these, which answer one job, are ranked, in words."""
+    found = tuple(designs)
+    objective = found[0].job.objective
+    more = any(worth(design.plan, parameters=design.model.parameters) != 1.0 for design in found)
+    return ORDERED_BY[objective] + (_TO_THE_SAME_LOSS if more and objective is not Objective.MEMORY else "")
 
 
 def expected_seconds(design: Design, report: Report) -> float:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from meshwright.search.advice import advise, advise_apart, advise_filled, advise_masks, advise_stack, advise_wider
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
-from meshwright.search.candidate import ORDERED_BY, Candidate, Decision, candidate
+from meshwright.search.candidate import Candidate, Decision, candidate, ordered_by
 from meshwright.search.check import check
 from meshwright.search.explain import changes, compared, held, rejected_for_memory, why
 from meshwright.search.explore import Explorer
@@ -32,13 +32,13 @@ from meshwright.search.stages import balanced_stages
 from meshwright.search.tailor import tailor
 from meshwright.search.trainer import Trainer
 from meshwright.search.wanted import Wanted
+from meshwright.search.worth import TRIED
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec, Objective, Switch
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
-from meshwright.spec.synchronize import SyncKind
 
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
 RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
@@ -110,7 +110,7 @@ def design(
         predicts_only=check(chosen, scopes=RUNTIME),
         refined=len(refined),
         settled=all(each.settled for each in kept),
-        ordered_by=ORDERED_BY[job.objective],
+        ordered_by=ordered_by(made for made, _ in refined[:top]),
         trainer=None if trainer is None else trainer.name,
     )
 
@@ -148,7 +148,7 @@ def _apart(chosen: Design, report: Report, *, trainer: Trainer | None) -> tuple[
     asked = not chosen.plan.gradients.kind.has_learners and not any(kind.has_learners for kind in job.synchronize.kinds)
     if trainer is not None or len(cluster.sites) < 2 or job.objective is not Objective.TIME or not asked:
         return ()
-    allowing = replace(job, synchronize=replace(job.synchronize, kinds=(*job.synchronize.kinds, SyncKind.DILOCO)))
+    allowing = replace(job, synchronize=replace(job.synchronize, kinds=(*job.synchronize.kinds, *TRIED)))
     try:
         other = best(chosen.model, cluster, allowing)
     except (ConfigError, NoPlanFits):

@@ -19,6 +19,7 @@ from meshwright.search.explore import Explorer
 from meshwright.search.meetings import meeting_words
 from meshwright.search.prices import Prices
 from meshwright.search.product import Rejection
+from meshwright.search.worth import worth
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
@@ -42,6 +43,7 @@ DIMENSIONS = (
     "sync",
 )
 NUMERICS = ("precision", "sync")  # dimensions whose every other value has a line of its own
+MANIFOLD = 9.0  # of a step: what is more is told in times it
 SEEN = 0.0005  # of a probability: less is not seen where it is told
 
 
@@ -62,7 +64,8 @@ def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -
     for one, sure in zip(asked, proven, strict=True):
         if not len(one.rows):
             tried = " or ".join(_word(one.name, value) for value in one.values)
-            lines.append(f"{_own_word(chosen, one.name)}: no plan with {tried} {'fits' if sure else 'was seen to fit'}")
+            known = "is legal" if not _is_legal(found, one) else "fits" if sure else "was seen to fit"
+            lines.append(f"{_own_word(chosen, one.name)}: no plan with {tried} {known}")
             continue
         made, priced = next(best)
         if made.plan.digest() not in told:
@@ -136,6 +139,12 @@ def _against(chosen: Design, report: Report, made: Design, other: Report, *, nam
     return compared(chosen, report, made, other, head=head, rest=changes(chosen, made, but=name))
 
 
+def _is_legal(found: Explorer, one: Alternatives) -> bool:
+    """Whether the space has a plan that is one of these, as far as its frames tell."""
+    column = found.space.frames.get(one.name)
+    return column is None or bool(found.space.sizes[np.isin(column, one.values)].any())
+
+
 def compared(chosen: Design, report: Report, made: Design, other: Report, *, head: str, rest: str = "") -> str:
     """What `made`, told in `head`, would take more than `chosen` of what the objective minimises, and on which line."""
     objective = chosen.job.objective
@@ -148,9 +157,12 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
     if abs(change) < TIE:
         return f"{head} would {'cost as much' if cost_counts else 'take as long'}{told}"
     way, noun = "more" if change > 0 else "less", "money" if cost_counts else "time"
-    ranked = "" if change > 0 else f"; {ranked_behind(report, other, objective=objective)}"
+    much = f"{format_percent(abs(change))} {way} {noun}"
+    much = f"{1.0 + change:,.0f} times the {noun}" if change > MANIFOLD else much
+    ours, theirs = (worth(each.plan, parameters=chosen.model.parameters) for each in (chosen, made))
+    ranked = ranked_behind(report, other, objective=objective, counts=(ours, theirs))
     cause = _cause(report, other, share=share, slower=change > 0)
-    return f"{head} would take {format_percent(abs(change))} {way} {noun}{told}: {cause}{ranked}"
+    return f"{head} would take {much}{told}: {cause}{'' if change > 0 else f'; {ranked}'}"
 
 
 def _on_devices(chosen: Design, made: Design) -> str:
@@ -159,10 +171,13 @@ def _on_devices(chosen: Design, made: Design) -> str:
     return "" if ours == theirs else f" on {theirs:,} device{'s' * (theirs > 1)}, not {ours:,}"
 
 
-def ranked_behind(report: Report, other: Report, *, objective: Objective) -> str:
+def ranked_behind(
+    report: Report, other: Report, *, objective: Objective, counts: tuple[float, float] = (1.0, 1.0)
+) -> str:
     """`but 19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
     rank a plan of report `other` behind one of `report` though it has less of what the objective minimises; all of
-    them where none does. Where that is cost and devices differ, steps are told in device-seconds."""
+    them where none does. Where that is cost and devices differ, steps are told in device-seconds; a step of the two
+    `counts` for so many, of `report` first, where learners or compressed gradients take more to the same loss."""
     whole = objective is Objective.COST and report.devices != other.devices
     upper = [each.step_seconds * each.error_band[1] * (each.devices if whole else 1) for each in (other, report)]
     shown = [f"{value:,.4g} device-seconds" if whole else format_seconds(value) for value in upper]
@@ -171,6 +186,11 @@ def ranked_behind(report: Report, other: Report, *, objective: Objective) -> str
     chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
     slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > SEEN
     told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
+    if counts[0] != counts[1]:
+        more = (
+            f"to the same loss it takes {counts[1]:.3g} times the steps of ranks that meet in each, not {counts[0]:.3g}"
+        )
+        told = [steps, more]
     return f"but {', and '.join(told)}"
 
 
@@ -182,7 +202,8 @@ def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
     worst = max(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
     before, after = worst.predicted / report.step_seconds, share * worst.measured / report.step_seconds
     of = "this step" if share == 1.0 else "the device-seconds of this step"
-    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of {of}"
+    shown = f"{after:,.0f} times" if after > MANIFOLD else f"{format_percent(after)} of"
+    return f"{worst.name} {format_percent(before)} to {shown} {of}"
 
 
 def changes(chosen: Design, made: Design, *, but: str = "") -> str:

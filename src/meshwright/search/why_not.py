@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshwright.search import vary
-from meshwright.search.candidate import ORDERED_BY, TIE, Decision
+from meshwright.search.candidate import TIE, Decision, ordered_by
 from meshwright.search.constraints import WORDS, Value, columns_of, limits
 from meshwright.search.decide import Best, best
 from meshwright.search.explain import ranked_behind
@@ -16,10 +16,12 @@ from meshwright.search.probe import broken_rules
 from meshwright.search.refine import minimised
 from meshwright.search.settings import differing, word, words
 from meshwright.search.vary import Progress, Question
+from meshwright.search.worth import worth
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
-from meshwright.spec.job import Constraints, Objective
+from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import Gap, Report, StageMemory, diff
+from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
 NEIGHBOURS = 6
@@ -75,6 +77,7 @@ def why_not(
     Where the job itself fixes or forbids what is asked for, that constraint is dropped for the question and said.
     """
     constraints, notes = _merged(asked.job.constraints, settings)
+    notes += _not_asked(asked.job, settings)
     named = replace(asked, job=replace(asked.job, constraints=constraints))
     answer = WhyNot(
         settings=dict(settings),
@@ -115,6 +118,15 @@ def _merged(constraints: Constraints, settings: Mapping[str, Value]) -> tuple[Co
     return replace(constraints, fix={**kept, **settings}, forbid=forbid), notes
 
 
+def _not_asked(job: JobSpec, settings: Mapping[str, Value]) -> tuple[str, ...]:
+    """That the job allows no such learners, with which what is learnt changes."""
+    kind = next((each for each in SyncKind if settings.get("sync") == each.value), None)
+    if kind is None or not kind.has_learners or kind in job.synchronize.kinds:
+        return ()
+    allow = f"--set 'synchronize.kinds=[\"{kind.value}\"]'"
+    return (f"The job allows no learners that meet as {kind.value}, with which what is learnt changes ({allow} does).",)
+
+
 def _compared(answer: WhyNot, found: Best) -> WhyNot:
     ours, theirs = answer.chosen_report, found.report
     gaps = diff(ours, theirs)
@@ -127,7 +139,8 @@ def _compared(answer: WhyNot, found: Best) -> WhyNot:
     if cheaper or verdict in (Verdict.UNSURE, Verdict.BETTER):
         sentences.append(_ranked(answer, found, verdict))
     if verdict is Verdict.WORSE:
-        sentences.append(f"Plans are ranked by {ORDERED_BY[Objective.TIME]}: a faster one may be less sure to fit.")
+        plans = [replace(found.design, plan=answer.chosen), found.design]
+        sentences.append(f"Plans are ranked by {ordered_by(plans)}: a faster one may be less sure to fit.")
     return replace(
         answer,
         verdict=verdict,
@@ -156,7 +169,13 @@ def _verdict(answer: WhyNot, found: Best, *, change: float) -> Verdict:
 
 def _ranked(answer: WhyNot, found: Best, verdict: Verdict) -> str:
     """The figures that rank the two, and what follows."""
-    said = ranked_behind(answer.chosen_report, found.report, objective=found.design.job.objective)
+    model, plans = found.design.model, (answer.chosen, found.design.plan)
+    ours, theirs = (worth(plan, parameters=model.parameters) for plan in plans)
+    said = ranked_behind(
+        answer.chosen_report, found.report, objective=found.design.job.objective, counts=(ours, theirs)
+    )
+    if verdict is Verdict.BETTER and answer.sentences:
+        return f"{said[4].upper()}{said[5:]}: it is the better plan, if the job may have it."
     if verdict is Verdict.BETTER:
         return f"{said[4].upper()}{said[5:]}: it is the better plan, which the search had left out; fix these settings."
     return f"It is ranked behind all the same: {said.removeprefix('but ')}."

@@ -24,6 +24,7 @@ MEASURED: Mapping[SyncKind, float] = {
     SyncKind.LOCAL: 1.22,
     SyncKind.CO2: 1.25,
 }
+TRIED = (SyncKind.EAGER, SyncKind.STREAMING, SyncKind.DILOCO)  # kinds of learners of which it was measured
 MEASURED_COMPRESSED = 1.4
 # Of LARGE ones learners' losses are those of every step (2503.09799, 2501.18512): they are to save as little as small
 # models' streams, in the order of small models' losses.
