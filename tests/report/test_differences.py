@@ -12,6 +12,8 @@ import pytest
 
 import meshwright
 from meshwright.cli import main
+from meshwright.report import terminal_why
+from meshwright.report.compare import Pair
 from meshwright.report.differences import differences
 from meshwright.spec.compression import PowerSgd
 from meshwright.spec.plan import Design, ExpertGrid, Plan, Training
@@ -113,3 +115,14 @@ def test_plans_that_differ_in_what_they_train_alone_are_not_called_the_same(
     shown = capsys.readouterr().out
     assert "the same" not in shown
     assert "frozen in 0 to 4, all in 5 to 33" in shown
+
+
+def test_rows_of_a_comparison_add_up_to_its_sum() -> None:
+    """What is small beside the larger of the two is one row."""
+    pairs = [Pair(name=f"cause {index}", one=each, other=2e-3) for index, each in enumerate((70.0, 1e-3, 2e-3, 3e-3))]
+    shown = terminal_why._pairs(pairs, "a", "b", show=str, sign=str, what="where")
+    names, first, second, _ = ([str(cell) for cell in column.cells] for column in shown.columns)
+    assert names == ["cause 0", "the rest", "sum"]
+    for cells in (first, second):
+        *rows, total = map(float, cells)
+        assert sum(rows) == pytest.approx(total)

@@ -155,9 +155,11 @@ def _pairs(pairs: Iterable[Pair], one: str, other: str, *, show: Show, sign: Sho
     rows = table(columns=[(what, "left"), (one, "right"), (other, "right"), ("difference", "right")])
     kept = list(pairs)
     total = Pair(name="sum", one=sum(pair.one for pair in kept), other=sum(pair.other for pair in kept))
-    for pair in kept:
-        if max(abs(pair.one), abs(pair.other)) >= SMALL * max(total.one, total.other):
-            rows.add_row(pair.name, show(pair.one), show(pair.other), sign(pair.difference))
+    least = SMALL * max(total.one, total.other)
+    small = [pair for pair in kept if max(abs(pair.one), abs(pair.other)) < least]
+    rest = Pair(name="the rest", one=sum(pair.one for pair in small), other=sum(pair.other for pair in small))
+    for pair in [pair for pair in kept if pair not in small] + [rest] * (len(small) > 1) + small * (len(small) == 1):
+        rows.add_row(pair.name, show(pair.one), show(pair.other), sign(pair.difference))
     rows.add_section()
     rows.add_row(total.name, show(total.one), show(total.other), sign(total.difference), style="bold")
     return rows

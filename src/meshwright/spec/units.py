@@ -150,12 +150,15 @@ def format_flops(count: float) -> str:
     return _scaled(count, 1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP", "YFLOP"))
 
 
+_LEAST_SECONDS = 5e-9  # less than that is shown as nothing
+
+
 def format_seconds(seconds: float) -> str:
     """`1.24 ms`, `3 min 20 s`, `2 d 4 h`: what a person would say."""
     if not math.isfinite(seconds):
         return "never"
     if seconds < 0:
-        return f"-{format_seconds(-seconds)}"
+        return f"-{format_seconds(-seconds)}" if seconds <= -_LEAST_SECONDS else format_seconds(0.0)
     for unit, limit in (("us", 1e-3), ("ms", 1.0)):
         if seconds < limit:
             return f"{_three(seconds / _TIME[unit])} {unit}"
@@ -170,8 +173,8 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_percent(fraction: float) -> str:
-    """`42.0 %`."""
-    return f"{100.0 * fraction:.1f} %"
+    """`42.0 %`; what rounds to nothing has no sign."""
+    return f"{100.0 * fraction:.1f} %".replace("-0.0 %", "0.0 %")
 
 
 def _scaled(count: float, base: float, names: tuple[str, ...]) -> str:
