@@ -65,6 +65,10 @@ def test_short_names_are_the_columns() -> None:
         ("tenser=2", "'tenser' is not a setting of a plan; did you mean 'tensor'?"),
         ("tp=0", "--why tensor: expected a whole number of 1 or more"),
         ("recompute=ful", "--why recompute: 'ful' is not a recompute; did you mean 'full'?"),
+        (
+            "exchange=all-to-all",
+            "'all-to-all' is not an exchange; how many context ranks trade heads, all to all, is inner",
+        ),
         ("tp=2,tensor=4", "tensor is named twice"),
         ("tp", "'tp' is not name=value"),
         ("replicate=2,shard=2,data=8", "replicate 2 x shard 2 is not data 8"),

@@ -176,6 +176,9 @@ def keeps_constraints(design: Design) -> Problem | None:
 CONSTRAINT_RULES = (Rule(name="keeps-constraints", scope=Scope.PLAN, check=keeps_constraints),)
 
 
+_TRADES = ("all-to-all", "all_to_all", "alltoall", "a2a", "ulysses")
+
+
 def _read(name: str, raw: Value, *, where: str, problems: list[Problem]) -> Value | None:
     if name not in COLUMNS:
         near = nearest(name, (*COLUMNS, *SHORT_NAMES))
@@ -194,7 +197,11 @@ def _read(name: str, raw: Value, *, where: str, problems: list[Problem]) -> Valu
         return "on" if text.lower() == "true" else "off"
     if text in WORDS[name]:
         return text
-    problems.append(Problem(where=where, what=f"{raw!r} is not a {name}", fix=nearest(text, WORDS[name])))
+    fix = nearest(text, WORDS[name])
+    if name == "exchange" and text in _TRADES:
+        fix = "how many context ranks trade heads, all to all, is inner: inner=8; exchange is how the rest meet"
+    what = f"{raw!r} is not {'an' if name[0] in 'aeio' else 'a'} {name}"
+    problems.append(Problem(where=where, what=what, fix=fix))
     return None
 
 

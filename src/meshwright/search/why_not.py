@@ -218,8 +218,8 @@ def _said(answer: WhyNot, change: float, told: tuple[str, str, str, str], figure
 
 
 def _where(gaps: tuple[Gap, ...]) -> Iterator[str]:
-    """What it loses and what it gains, the largest line of each."""
-    lines = [gap for gap in gaps[1:] if gap.seconds]
+    """What it loses and what it gains, the largest line of each that is seen in the step, which comes first."""
+    lines = [gap for gap in gaps[1:] if abs(gap.seconds) >= TIE * gaps[0].predicted]
     loss = max(lines, key=lambda gap: gap.seconds, default=None)
     gain = min(lines, key=lambda gap: gap.seconds, default=None)
     if loss is not None and loss.seconds > 0:
