@@ -35,15 +35,15 @@ leash=${TMPDIR:-/tmp}/meshwright-leash.$$
 mkfifo -m 600 "$leash" || exit 4
 exec 3<>"$leash" 4<"$leash"
 rm -f "$leash"
-trap 'exec 3>&-; asked=1' INT TERM HUP USR1
-hosts= asked=
+trap 'exec 3>&-' INT TERM HUP USR1
+hosts=
 """
 _KNOWN = "|".join(str(code.value) for code in ExitCode if code not in (ExitCode.OK, ExitCode.SAVED))
 _WAIT = f"""\
 for host in $hosts; do
+  # A signal that comes just before a shell waits would be seen when the host has ended, which it would not.
+  while kill -0 "$host" 2>/dev/null; do sleep 1; done
   wait "$host"; code=$?
-  # A signal ends the wait and not the host.
-  while [ "$code" -gt 128 ] && [ "$asked" ]; do asked=; wait "$host"; code=$?; done
   case $code in
     {ExitCode.OK:d}) well=${{well:-{ExitCode.OK:d}}} ;;
     {ExitCode.SAVED:d}) well={ExitCode.SAVED:d} ;;
