@@ -10,7 +10,8 @@ import torch
 
 from meshwright import catalog
 from meshwright.parallel import apply, build_mesh, build_optimizer, lay
-from meshwright.parallel.quantized import emulated, quantized, recipe
+from meshwright.parallel import scaled as scaled_module
+from meshwright.parallel.quantized import emulated, magnitude, quantized, recipe
 from meshwright.parallel.scaled import coded, multiplier, scaled
 from meshwright.search.runtime_rules import SCALED_PRECISIONS, TRAINED_PRECISIONS, trained_precisions
 from meshwright.spec.cluster import Precision
@@ -47,6 +48,22 @@ def test_units_multiply_what_the_emulation_does(
     (left, right) = quantized(pairs, None)
     bound = (left.abs() @ right.abs().T) * 2.0**-20 + (wanted.abs() * 2.0**-8 if dtype is torch.bfloat16 else 0.0)
     assert bool(((found.float() - wanted).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("precision", SCALED_PRECISIONS)
+def test_some_rows_at_a_time_have_the_numbers_of_all_at_once(
+    precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pairs in (operands(precision, True, (40, 100, 7)), operands(precision, False, (100, 40, 3))):
+        x, how = pairs[0]
+        for given in (x, x.T.contiguous().T, x.to(torch.bfloat16)):
+            monkeypatch.setattr(scaled_module, "_AT_ONCE", given.numel())
+            whole, scale = coded(given, how, largest=magnitude(given))
+            monkeypatch.setattr(scaled_module, "_AT_ONCE", 3 * given.shape[1])
+            parts, same = coded(given, how, largest=magnitude(given))
+            assert parts.is_contiguous()
+            assert torch.equal(parts.view(torch.uint8), whole.view(torch.uint8))
+            assert torch.equal(scale, same)
 
 
 @pytest.mark.parametrize("precision", SCALED_PRECISIONS)

@@ -56,13 +56,19 @@ def coded(x: Tensor, how: Operand, *, largest: Tensor | None) -> tuple[Tensor, T
     else:
         assert how.block == (1, None), "units multiply scales of tensors and of rows alone"
         scale = block_scale(magnitude(x, dim=1), how, largest)
+    if torch.compiler.is_compiling() or x.numel() <= _AT_ONCE:
+        return _code(x, scale, how.form), scale
     codes = x.new_empty(x.shape, dtype=_STORED[how.form])
-    step = len(x) if torch.compiler.is_compiling() else max(1, _AT_ONCE // max(x.shape[1], 1))
+    step = max(1, _AT_ONCE // x.shape[1])
     for start in range(0, len(x), step):
         rows = slice(start, start + step)
-        inside = x[rows].to(torch.float32) / (scale[rows] if scale.dim() else scale)
-        codes[rows] = inside.clamp_(-how.form.largest, how.form.largest)
+        codes[rows] = _code(x[rows], scale[rows] if scale.dim() else scale, how.form)
     return codes, scale
+
+
+def _code(x: Tensor, scale: Tensor, form: Format) -> Tensor:
+    inside = (x.to(torch.float32) / scale).clamp(-form.largest, form.largest)
+    return inside.to(_STORED[form], memory_format=torch.contiguous_format)
 
 
 def _filled(codes: Tensor, *, columns: int, rows: int) -> Tensor:
