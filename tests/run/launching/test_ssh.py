@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -163,9 +164,10 @@ def test_the_script_s_exit_code_is_of_the_hosts(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_script_asks_every_host_to_save(number: signal.Signals, python: str, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        shown(python, tmp_path, "one", "two"), stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
+    # A shell that begins with SIGINT ignored, as those in the background do, cannot hear it.
+    heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+    words = [sys.executable, "-c", heard, *shown(python, tmp_path, "one", "two")]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     told = [process.stdout.readline() for _ in range(2)]
     assert all("--leash" in line for line in told)
