@@ -262,7 +262,8 @@ class Bounds:
     def bytes(self, table: PlanTable, *, frames: Ids, ranks: int = 3) -> Floats:
         """Of every plan of `table`, each of the frame in `frames`, shape (rows,): what so many of its ranks hold.
 
-        They are the first of those with most parameters in layers, the first rank and the last.
+        They are the first of those with most parameters in layers, the first rank and the last. Infinite where their
+        host has no room for what is offloaded.
         """
         table = _effective(table)
         blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=table.slices > 1)
@@ -292,7 +293,8 @@ class Bounds:
                 job=self._job,
                 least=True,
             )
-            found.append(np.sum(list(peak.parts.values()), axis=0).max(axis=1))
+            held = np.sum(list(peak.parts.values()), axis=0).max(axis=1)
+            found.append(np.where((peak.host > peak.host_room).any(axis=1), np.inf, held))
         return np.asarray(np.min(found, axis=0))
 
     def _count(self, table: PlanTable) -> LayoutArrays:
