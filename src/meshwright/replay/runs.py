@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from meshwright.replay.columns import faults, values
@@ -26,7 +27,7 @@ class Lengths:
     decoder: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One row. `columns` are texts by name; numbers are None where a cell is blank or cannot be read.
 
@@ -41,7 +42,7 @@ class Run:
     def text(self, name: str) -> str:
         return self.columns.get(name, "")
 
-    @property
+    @cached_property
     def faults(self) -> tuple[str, ...]:
         return ("more or fewer fields than the header",) if self.torn else tuple(faults(self.columns))
 
@@ -123,14 +124,14 @@ class Run:
         decoder = int(found[1]) if len(found) > 1 else int(told[1]) if told else None
         return Lengths(encoder=int(found[0]) if found else 0, decoder=decoder or None)
 
-    @property
+    @cached_property
     def tokens(self) -> float | None:
         """Tokens of one step: an encoder's and a decoder's where both lengths are said."""
         batch, lengths = self.batch, self.lengths
         both = lengths.encoder + (lengths.decoder or 0)
         return batch * both if batch and both else None
 
-    @property
+    @cached_property
     def seconds(self) -> float | None:
         """Seconds of one step: as printed, else from tokens a second, else from FLOP/s as the source counts them; None
         where a cell cannot be read."""
