@@ -43,6 +43,11 @@ class _Backward:
     def _core(self, part: Kept) -> FloatArray | float:
         return part.core if self.again else 0.0
 
+    def _in_part(self, part: Kept) -> FloatArray | float:
+        """The most of one part's backward, beside all that it kept or made again."""
+        turning = part.turning - (0.0 if self.stays else part.done)
+        return np.maximum(part.working, turning) + self._core(part)
+
     def _gone(self, part: Kept) -> FloatArray | float:
         """Of what is kept that is gone when backward comes to the part before."""
         return 0.0 if self.stays else part.saved - self._core(part)
@@ -51,7 +56,7 @@ class _Backward:
         """The most over the parts: backward comes to one when what those after it kept is gone."""
         most, gone = self.sizes.zeros, self.sizes.zeros
         for part in reversed(self.parts):
-            most = np.maximum(most, part.working + self._core(part) - gone)
+            most = np.maximum(most, self._in_part(part) - gone)
             gone = gone + self._gone(part)
         return most
 
@@ -81,7 +86,7 @@ class _Backward:
         place = self._mixer
         if place is None:
             return self.sizes.zeros
-        found = self.sizes.zeros + self.parts[place].working + self._core(self.parts[place])
+        found = self.sizes.zeros + self._in_part(self.parts[place])
         for part in self.parts[place + 1 :]:
             found = found - self._gone(part)
         return found

@@ -60,6 +60,8 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
         core=core,
         working=working,
         ending=e * m * (query + width),
+        turning=_turning(mixer, query, sizes) + e * m * (given.met + width),
+        done=inside + e * m * query,
         fed=e * m * width,
         waits=e * m * (2.0 * width + 2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key),
         copied=matrices + head_norm_parameters(mixer, query, key),
@@ -68,6 +70,16 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
         first=first,
         left=e * m * given.left,
     )
+
+
+def _turning(mixer: Attention, query: FloatArray, sizes: Sizes) -> FloatArray:
+    """Bytes of queries that are turned back: their gradient in the precision of the angles, and of halves of them the
+    last product with what it is of, beside three that are done; where some features pass, their own gradient too."""
+    if mixer.rotary is None:
+        return sizes.zeros
+    e, wide, turned = sizes.itemsize, sizes.wide, mixer.rotary.dims / mixer.head_dim
+    each = np.where(e < wide, 2.0 * wide + 1.5 * e, 3.0 * e) * turned + (e if turned < 1.0 else 0.0)
+    return np.asarray(sizes.tokens * query * each)
 
 
 def _of_runs(

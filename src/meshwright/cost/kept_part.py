@@ -15,7 +15,8 @@ class Kept:
 
     `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
     that its backward has beside what is saved, and `ending` what it has when both gradients of the last product are
-    there, but for the matrix's, `given` when its experts have theirs, beside which it has what they are `giving` while
+    there, but for the matrix's, `turning` what it has where queries are turned back by their positions, when `done` of
+    what is saved is gone, `given` when its experts have theirs, beside which it has what they are `giving` while
     the last of them is made; `logits` that the loss reads. `fed`, of `saved`, are inputs of products that the gradients
     of their weights alone read; `late` of those are gone where a whole backward has most. `waits` are inputs of all
     products and the gradients of what they gave, which a split backward keeps for those of their weights. `copied`
@@ -30,6 +31,8 @@ class Kept:
     core: FloatArray | float = 0.0
     working: FloatArray | float = 0.0
     ending: FloatArray | float = 0.0
+    turning: FloatArray | float = 0.0
+    done: FloatArray | float = 0.0
     given: FloatArray | float = 0.0
     giving: FloatArray | float = 0.0
     logits: FloatArray | float = 0.0
