@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from meshwright.parallel import kernels_compat
 from meshwright.parallel.kernels_compat import KERNELS, Scores, kernel
 from tests.cost.saved_tensors import FakeTensorMode
 
-PROCESSOR, CUDNN, FLASH, WRITTEN = KERNELS
+PROCESSOR, CUDNN, FLASH, PADDED, WRITTEN = KERNELS
 MASK = torch.tensor([[1, 0, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 0, 0], [0, 0, 0, 0, 1]]).bool()
 CASES = {
     "whole": Scores(scale=0.3),
@@ -52,7 +53,7 @@ def test_the_fused_kernel_of_processors_is_what_is_written_out(case: str) -> Non
 def test_what_is_written_out_is_a_softmax_and_its_gradient(case: str, softcap: float | None) -> None:
     q, k, v = (x.requires_grad_() for x in tensors(value_dims=6))
     scores = replace(CASES[case], softcap=softcap)
-    assert kernel(q, k, v, scores) is WRITTEN
+    assert kernel(q, k, v, scores) is (WRITTEN if softcap else PADDED)
     raw = q @ k.repeat_interleave(2, dim=1).transpose(-1, -2) * scores.scale
     raw = raw if softcap is None else softcap * torch.tanh(raw / softcap)
     mask = torch.ones(5, 5).tril().bool() if scores.causal else scores.mask
@@ -72,6 +73,31 @@ def test_what_is_written_out_is_a_softmax_and_its_gradient(case: str, softcap: f
         torch.testing.assert_close(part, x.grad, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_narrow_values_are_padded_for_a_fused_kernel(case: str) -> None:
+    (q, k, v), scores = tensors(value_dims=6), CASES[case]
+    out, lse = PADDED.forward(q, k, v, scores)
+    for found, expected in zip((out, lse), WRITTEN.forward(q, k, v, scores), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    gradient, whole = torch.randn_like(out), torch.logaddexp(lse, torch.ones_like(lse))
+    expected_gradients = WRITTEN.backward(gradient, q, k, v, out, whole, scores)
+    for found, expected in zip(PADDED.backward(gradient, q, k, v, out, whole, scores), expected_gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_written_out_for_a_few_queries_at_once(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (q, k, v), scores = tensors(), replace(CASES[case], softcap=2.0)
+    gradient, (out, lse) = torch.randn_like(q), WRITTEN.forward(q, k, v, scores)
+    joined = torch.logaddexp(lse, torch.ones_like(lse))
+    wanted = WRITTEN.backward(gradient, q, k, v, out, joined, scores)
+    monkeypatch.setattr(kernels_compat, "SCORES_AT_ONCE", 2 * 4 * 5 * 2)  # of two of the five queries
+    parts = WRITTEN.forward(q, k, v, scores)
+    found = WRITTEN.backward(gradient, q, k, v, out, joined, scores)
+    for ours, theirs in zip((*parts, *found), (out, lse, *wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
 def test_accelerators_take_half_precision_to_the_flash_kernel_and_nothing_it_cannot() -> None:
     """Operators and shapes alone: fake tensors of an accelerator that is not there."""
     with FakeTensorMode():
@@ -84,6 +110,13 @@ def test_accelerators_take_half_precision_to_the_flash_kernel_and_nothing_it_can
         assert [x.shape for x in FLASH.backward(out, q, k, v, out, lse, plain)] == [q.shape, k.shape, v.shape]
         whole = torch.empty(2, 8, 64, 64, device="cuda")
         assert kernel(whole, whole, whole, plain) is WRITTEN
+        wider = torch.empty(2, 2, 64, 96, **half)  # type: ignore[arg-type]  # as above
+        many = torch.empty(2, 8, 64, 96, **half)  # type: ignore[arg-type]  # as above
+        assert kernel(many, wider, v, plain) is PADDED
+        narrow, lse = PADDED.forward(many, wider, v, plain)
+        assert narrow.shape == (2, 8, 64, 64)
+        given = PADDED.backward(narrow, many, wider, v, narrow, lse, plain)
+        assert [x.shape for x in given] == [many.shape, wider.shape, v.shape]
         odd = torch.empty(2, 8, 64, 20, **half)  # type: ignore[arg-type]  # as above
         assert kernel(odd, odd, odd, plain) is WRITTEN
         assert kernel(q, k, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN

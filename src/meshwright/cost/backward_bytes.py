@@ -45,8 +45,9 @@ class _Backward:
 
     def _in_part(self, part: Kept) -> FloatArray | float:
         """The most of one part's backward, beside all that it kept or made again."""
-        turning = part.turning - (0.0 if self.stays else part.done)
-        return np.maximum(part.working, turning) + self._core(part)
+        if self.stays:
+            return np.maximum(part.working + part.late, part.turning) + self._core(part)
+        return np.maximum(part.working, part.turning - part.done) + self._core(part)
 
     def _gone(self, part: Kept) -> FloatArray | float:
         """Of what is kept that is gone when backward comes to the part before."""

@@ -111,6 +111,7 @@ class StageHeld:
     sent: FloatArray
     entered: FloatArray
     apart: FloatArray
+    shared: FloatArray
     stays: FloatArray
     added: FloatArray
     unlike: Unlike | None = None
@@ -249,6 +250,7 @@ class Holdings:
             sent=hidden * (self._sends(counts) > 0),
             entered=hidden + zeros,
             apart=zeros if away is None else hidden * (away[1] > 0.0),
+            shared=self._in_common(counts, rows) / _chosen(slices, rows) * self.eager,
             unlike=self._unlike(counts, rows),
         )
 
@@ -274,11 +276,14 @@ class Holdings:
         number, away = self._sends(counts), self._away(counts, rows)
         if away is not None:
             number = number + np.minimum(self._receives(counts), away[1])
-        hidden = _chosen(self.hidden, rows) * np.maximum(number, 0.0)
+        return _chosen(self.hidden, rows) * np.maximum(number, 0.0) + self._in_common(counts, rows)
+
+    def _in_common(self, counts: FloatArray, rows: IntArray | None) -> FloatArray:
+        """Bytes of what the layers of the stages counted share, shape (rows, ranks)."""
         shared = np.zeros(counts.shape[:2])
         for index, each in self._sharing:
             shared = np.where(counts[..., index] > 0, np.maximum(shared, _chosen(each, rows)), shared)
-        return np.asarray(hidden + shared * counts[..., -1], dtype=np.float64)
+        return np.asarray(shared * counts[..., -1], dtype=np.float64)
 
     @cached_property
     def _sharing(self) -> list[tuple[int, FloatArray]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.kept_context import kept_by_meeting, traded_copies
+from meshwright.cost.kept_context import kept_by_meeting, meeting_bytes, traded_copies
 from meshwright.cost.kept_keys import GivenKeys, all_given, given_keys, later_share, left_share, mean_runs
 from meshwright.cost.kept_norms import head_norm_parameters, head_norms, root_mean_square, value_norm
 from meshwright.cost.kept_part import Kept
@@ -44,7 +44,13 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
         inside = _fused_core(given, query=query, keys=2.0 * held, written=query, heads=heads, sizes=sizes, mask=mask)
     met = held * traded_copies(key_heads, sizes)
     inside = kept_by_meeting(
-        inside, query=query, own=met if same else 2.0 * met, joined=2.0 * met, heads=heads, sizes=sizes
+        inside,
+        query=query,
+        output=query,
+        own=met if same else 2.0 * met,
+        joined=2.0 * met,
+        heads=heads,
+        sizes=sizes,
     )
     # The sinks' copy in less precision is an input that only a repeated core needs.
     core = inside - e * m * (query + own) - (np.where(e < sizes.wide, e * heads, 0.0) if mixer.sinks else 0.0)
@@ -52,7 +58,12 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
     matrices = width * (2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key)
     working = e * (m * (2.0 * query + given.met + width) + 2.0 * scores)
     grows = grows_with_keys(mixer, heads, query, sizes) if writes_scores(mixer, sizes) else None
-    joined, first = _of_runs(given, mask, sizes, traded=all_given(2.0 * met, own, sizes), masked=masked, grows=grows)
+    traded = all_given(2.0 * met, own, sizes)
+    joined, first = _of_runs(given, mask, sizes, traded=traded, masked=masked, grows=grows)
+    capped = mixer.softcap is not None
+    meeting = meeting_bytes(query=query, output=query, keys=traded.met, heads=heads, capped=capped, sizes=sizes)
+    late = np.where(meeting > 0.0, e * m * query, 0.0)
+    working = np.maximum(working, meeting + np.where(meeting > 0.0, e * m * width, 0.0) - late)
     if writes_scores(mixer, sizes):
         working = np.maximum(working, beside_written_out(mixer, heads, query, sizes))
     return Kept(
@@ -60,9 +71,10 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
         core=core,
         working=working,
         ending=e * m * (query + width),
-        turning=_turning(mixer, query, sizes) + e * m * (given.met + width),
+        turning=_turning(mixer, query, held, sizes) + e * m * (given.met + width),
         done=inside + e * m * query,
-        fed=e * m * width,
+        fed=e * m * width + late,
+        late=late,
         waits=e * m * (2.0 * width + 2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key),
         copied=matrices + head_norm_parameters(mixer, query, key),
         handed=e * m * own * left_share(sizes),
@@ -72,14 +84,16 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
     )
 
 
-def _turning(mixer: Attention, query: FloatArray, sizes: Sizes) -> FloatArray:
+def _turning(mixer: Attention, query: FloatArray, key: FloatArray, sizes: Sizes) -> FloatArray:
     """Bytes of queries that are turned back: their gradient in the precision of the angles, and of halves of them the
-    last product with what it is of, beside three that are done; where some features pass, their own gradient too."""
+    last product with what it is of, beside three that are done. Their own gradient is there too where some features
+    pass, and with that of keys where it came as one with theirs from ranks that traded it."""
     if mixer.rotary is None:
         return sizes.zeros
     e, wide, turned = sizes.itemsize, sizes.wide, mixer.rotary.dims / mixer.head_dim
     each = np.where(e < wide, 2.0 * wide + 1.5 * e, 3.0 * e) * turned + (e if turned < 1.0 else 0.0)
-    return np.asarray(sizes.tokens * query * each)
+    traded = np.where(np.asarray(sizes.inner) > 1.0, e * (key + (query if turned == 1.0 else 0.0)), 0.0)
+    return np.asarray(sizes.tokens * (query * each + traded))
 
 
 def _of_runs(
@@ -127,6 +141,16 @@ def _fused_core(
     return m * held + m * heads * sizes.wide + state + mask
 
 
+def _written_latent(
+    query: FloatArray, value: FloatArray, seen: FloatArray, heads: FloatArray, sizes: Sizes
+) -> FloatArray:
+    """Bytes of keys, of values or what is `seen` of them, and of masks, where scores of latents are written out."""
+    doubled = (np.asarray(sizes.batch + sizes.zeros) > 1.0) | (sizes.itemsize < sizes.wide)
+    values = np.where(doubled, value * mean_runs(sizes), seen)
+    masks = sizes.met_scores * heads * sizes.dense_masks
+    return np.asarray(sizes.wide * (sizes.tokens * (query * mean_runs(sizes) + values) + masks))
+
+
 def kept_latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     """Latents with their norms on every tensor rank, and the queries, keys and values of its heads.
 
@@ -143,10 +167,8 @@ def kept_latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     given = all_given(query + value, query + raised, sizes)
     mask, grows = mask_copy(mixer, sizes), None
     if sizes.processor and not even:
-        doubled = (np.asarray(sizes.batch + sizes.zeros) > 1.0) | (e < wide)
-        seen = np.where(share > 0.0, given.joined * value / (query + value), raised)
-        values = np.where(doubled, value * mean_runs(sizes), seen)
-        grows = wide * (m * (query * mean_runs(sizes) + values) + sizes.met_scores * heads * sizes.dense_masks)
+        values = np.where(share > 0.0, given.joined * value / (query + value), raised)
+        grows = _written_latent(query, value, values, heads, sizes)
         inside = wide * m * query + grows + e * m * (query + raised) * share
     else:
         inside = _fused_core(
@@ -154,13 +176,18 @@ def kept_latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
         )
     # Values that are traded are copied out of what the up-projection gave.
     met = np.where(np.asarray(sizes.inner) > 1.0, value, inputs - 2.0 * query)
-    inside = kept_by_meeting(inside, query=query, own=query + met, joined=query + value, heads=heads, sizes=sizes)
+    inside = kept_by_meeting(
+        inside, query=query, output=value, own=query + met, joined=query + value, heads=heads, sizes=sizes
+    )
     core = inside - e * m * inputs
     joined, first = _of_runs(given, mask, sizes, traded=given, masked=first_masked(mixer, sizes), grows=grows)
     width, rank, latent = sizes.zeros + mixer.width, mixer.query_rank, float(mixer.kv_rank + mixer.rope_dim)
     around = root_mean_square(m * mixer.kv_rank, m, sizes) + e * m * mixer.kv_rank
     whole = not sizes.composite_norms
     around = around + np.where(whole | (e >= wide), e * m * mixer.rope_dim, 0.0)
+    padded = np.maximum(query - value, 0.0)
+    meeting = meeting_bytes(query=query, output=value, keys=given.met, heads=heads, padded=padded, sizes=sizes)
+    late = np.where(meeting > 0.0, e * m * value, 0.0)
     copied = width * (latent + value) + mixer.kv_rank * (heads * (mixer.nope_dim + mixer.value_dim) + 1.0)
     fed = e * m * (width + mixer.kv_rank)
     above = query + latent + heads * (mixer.nope_dim + mixer.value_dim) + width + value
@@ -173,9 +200,10 @@ def kept_latent_attention(mixer: LatentAttention, sizes: Sizes) -> Kept:
     return Kept(
         saved=e * m * (width + value) + inside + around,
         core=core,
-        working=e * m * (query + given.met + width),
+        working=np.maximum(e * m * (query + given.met), meeting - late) + e * m * width,
         ending=e * m * (value + width),
-        fed=fed,
+        fed=fed + late,
+        late=late,
         waits=fed + e * m * above,
         copied=copied,
         handed=e * m * (query + raised) * share,

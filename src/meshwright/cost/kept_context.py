@@ -5,11 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.kept_keys import all_given
+from meshwright.cost.table import TOKEN_LAYOUTS
 from meshwright.cost.work import FloatArray, Sizes
+from meshwright.spec.exchange import TokenLayout
+
+_ZIGZAG = TOKEN_LAYOUTS.index(TokenLayout.ZIGZAG)
+# Scores that are written out at once, where no kernel does without: 64 MiB in fp32.
+SCORES_AT_ONCE = 2**24
+# Blocks of keys, and of their gradients, that are here while a tile of a ring of so many runs goes back: the block that
+# is met and the one on its way; this rank's sum, the one that grows, and one that leaves while another comes.
+_BLOCKS, _SUMS = (1.0, 1.0, 1.0, 2.0), (1.0, 2.0, 4.0, 4.0)
 
 
 def kept_by_meeting(
-    inside: FloatArray, *, query: FloatArray, own: FloatArray, joined: FloatArray, heads: FloatArray, sizes: Sizes
+    inside: FloatArray,
+    *,
+    query: FloatArray,
+    output: FloatArray,
+    own: FloatArray,
+    joined: FloatArray,
+    heads: FloatArray,
+    sizes: Sizes,
 ) -> FloatArray:
     """`inside` where no context ranks are; else queries, keys, values and the output as tiles met them, beside the
     output that the last product reads, and the log-sum-exp: no masks and no scores. Of features of a token.
@@ -23,8 +39,52 @@ def kept_by_meeting(
         return inside
     m, e = sizes.tokens, sizes.itemsize
     given = all_given(joined, own, sizes)
-    met = e * m * (2.0 * query + given.own + given.joined) + m * heads * sizes.wide
+    met = e * m * (query + output + given.own + given.joined) + m * heads * sizes.wide
     return np.where(context > 1.0, met, inside)
+
+
+def meeting_bytes(
+    *,
+    query: FloatArray,
+    output: FloatArray,
+    keys: FloatArray,
+    heads: FloatArray,
+    sizes: Sizes,
+    padded: FloatArray | float = 0.0,
+    capped: bool = False,
+) -> FloatArray:
+    """Bytes of a backward in which runs of context ranks meet, beside all that is kept; 0 where no context ranks are.
+
+    Of features of a token: the gradients of the `output` as the ranks traded them and of queries, summed in full
+    precision, beside blocks of `keys` and values and of their gradients, and what the largest tile gives. Kernels that
+    want values as wide as keys have `padded` features more of values, outputs and both their gradients. None takes
+    scores that are `capped`, and none of accelerators those of whole precision: of some queries at a time they are
+    written out beside their weights, what the values make of them and its sum, and the slope of the cap.
+    """
+    context = np.asarray(sizes.context + sizes.zeros)
+    if sizes.unfused or not (context > 1.0).any():
+        return sizes.zeros
+    m, e, wide, given = sizes.tokens, sizes.itemsize, sizes.wide, sizes.attended
+    runs = np.maximum(np.rint(context / sizes.inner), 1.0)
+    length = np.minimum(runs, len(_BLOCKS)).astype(np.int64) - 1
+    blocks, sums = (np.asarray(entries)[length] for entries in (_BLOCKS, _SUMS))
+    blocks, sums = np.where(sizes.gathers, runs + 1.0, blocks), np.where(sizes.gathers, runs, sums)
+    whole = 2.0 * (output + padded) * (padded > 0.0)
+    of_queries, of_keys = query + whole, keys + padded + 0.5 * whole
+    layout = _ZIGZAG if sizes.token_layout is None else sizes.token_layout
+    halves = (runs > 1.0) & (layout == _ZIGZAG) & ~np.asarray(sizes.gathers)
+    most = np.maximum(of_queries / 2.0 + of_keys, of_queries + of_keys / 2.0)
+    tile = np.where(halves, most, of_queries + of_keys)
+    widened = np.where(given > e, given * (2.0 * query + keys + output), 0.0)
+    written = (given != 2.0) & (not sizes.processor) | capped
+    along = sizes.sequence / context * sizes.inner / sizes.slices
+    every = sizes.batch * heads / sizes.inner * along**2
+    scores = np.minimum(SCORES_AT_ONCE, every)
+    out = wide * ((5.0 if capped else 4.0) * scores / m + query * scores / every + keys) + e * query
+    widened = np.where(written, np.maximum(out - given * tile, 0.0), widened)
+    # Between two runs the one sum that comes may be more than what a tile gave.
+    latest = np.maximum(given * tile + widened, np.where((runs == 2.0) & ~np.asarray(sizes.gathers), wide * keys, 0.0))
+    return m * (wide * (query + sums * keys) + e * (output + blocks * keys) + latest)
 
 
 def traded_copies(key_heads: FloatArray, sizes: Sizes) -> FloatArray:

@@ -24,18 +24,20 @@ from meshwright.cost.repeated import Repeated
 from meshwright.cost.sizes import operator_sizes
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
-from meshwright.cost.table import PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, PlanTable
+from meshwright.cost.table import EXCHANGES, PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, PlanTable
 from meshwright.cost.waits import Timed, Waited, waited
 from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.schedule import written
 from meshwright.schedule.build import SPLIT
 from meshwright.spec.cluster import DeviceSpec, NodeGroup
+from meshwright.spec.exchange import ExchangeKind
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Sharding
 
 IndexArray = npt.NDArray[np.intp]
 
 _ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
+_GATHER = EXCHANGES.index(ExchangeKind.GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,7 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Sof
         split=np.where(table.sequence_parallel[first] | (dims > 1.0), side, 1.0),
         context=table.context[first].astype(np.float64),
         inner=table.inner[first].astype(np.float64),
+        gathers=_gathers_keys(table)[first],
         token_layout=table.token_layout[first],
         expert=table.expert[first].astype(np.float64),
         expert_tensor=table.expert_tensor[first].astype(np.float64),
@@ -122,6 +125,11 @@ def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Sof
     return Combination(sizes=sizes, rates=figures, inverse=inverse)
 
 
+def _gathers_keys(table: PlanTable) -> BoolArray:
+    """Rows in which several runs of context ranks gather keys and values."""
+    return np.asarray((table.context > table.inner) & (table.exchange == _GATHER))
+
+
 def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
     """Rows that stand for each distinct setting of operators, and which of them every row has."""
     key = np.zeros(len(table), dtype=np.int64)
@@ -132,6 +140,7 @@ def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
         table.precision,
         table.context,
         table.inner,
+        _gathers_keys(table),
         table.token_layout,
         table.expert,
         table.expert_tensor,

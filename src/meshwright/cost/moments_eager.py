@@ -131,7 +131,7 @@ class EagerMoments(EagerBytes):
         stage, head, waits = at.stage, at.stage.head_made, self._waiting(at)
         behind, others = self._after_head(at), np.maximum(at.kept - stage.one_kept, 0.0)
         kept = np.where(self.splits, stage.largest_waits, stage.largest_kept)
-        end = others + np.where(self.splits, 0.0, stage.sent + stage.apart)
+        end = others + np.where(self.splits, 0.0, stage.sent + stage.apart + stage.shared)
         inside = np.maximum(stage.made - stage.largest_made - stage.embedding, 0.0)
         flies = np.where(self.sharded & (~self.sums_whole | at.ends), self.reduced, 0.0)
         # The layer whose backward comes next is gathered meanwhile, and what it kept comes back.
@@ -159,11 +159,11 @@ class EagerMoments(EagerBytes):
         before = np.where(several, stage.largest_made, alone)
         gone = self._gone(at, inside)
         table = np.where(self.splits, 0.0, self._table_ahead(stage))
-        less = (table > 0.0) & (table < gathered) & (stage.layers > 2.0)
+        less = (((table > 0.0) & (table < gathered)) | (stage.ahead > 0.0)) & (stage.layers > 2.0)
         if less.any():
             last_but_one = told.moment(
-                end + 2.0 * kept,
-                layer + gathered + flies * before + self._gone(at, inside - stage.largest_made),
+                end - stage.apart + 2.0 * kept,
+                layer + gathered + stage.ahead + flies * before + self._gone(at, inside - stage.largest_made),
                 done=np.maximum(inside - stage.largest_made, 0.0),
             )
             yield replace(last_but_one, here=last_but_one.here & less)

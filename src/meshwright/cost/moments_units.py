@@ -52,12 +52,17 @@ class UnitMoments(EagerMoments):
             second, flying = np.maximum(behind - kept * (one > 0.0), 0.0), flies * np.maximum(left, alone)
             yield from self._layer_apart(at, told, second, first, rest, flying=flying, done=head + one)
         before = np.where(several, stage.largest_made - made, alone)
-        end = np.maximum(at.kept - stage.one_kept, 0.0) + kept + np.where(self.splits, 0.0, stage.sent + stage.apart)
+        end = (
+            np.maximum(at.kept - stage.one_kept, 0.0)
+            + kept
+            + np.where(self.splits, 0.0, stage.sent + stage.apart + stage.shared)
+        )
         last = waits + self._gone(at, inside)
-        less = (table > 0.0) & (table < rest) & (one > 0.0)
+        less = (((table > 0.0) & (table < rest)) | (stage.ahead > 0.0)) & (one > 0.0)
         if less.any():
             done = np.maximum(inside - one, 0.0)
-            moments = self._layer_apart(at, told, end + kept, last, rest, flying=flies * before, done=done)
+            held, beside = end - stage.apart + kept, last + stage.ahead
+            moments = self._layer_apart(at, told, held, beside, rest, flying=flies * before, done=done)
             yield from (replace(moment, here=moment.here & less) for moment in moments)
         ahead = np.where(table > 0.0, table, rest * several)
         yield from self._layer_apart(at, told, end, last, ahead, flying=flies * before, done=inside)

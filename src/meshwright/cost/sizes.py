@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.software import Software
-from meshwright.cost.table import IntArray
+from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.cluster import DeviceKind, DeviceSpec
 from meshwright.spec.job import JobSpec
@@ -18,6 +18,7 @@ def operator_sizes(
     split: FloatArray,
     context: FloatArray | float = 1.0,
     inner: FloatArray | float = 1.0,
+    gathers: BoolArray | bool = False,
     token_layout: IntArray | None = None,
     expert: FloatArray | float = 0.0,
     expert_tensor: FloatArray | float = 0.0,
@@ -38,6 +39,7 @@ def operator_sizes(
         split=split,
         context=context,
         inner=inner,
+        gathers=gathers,
         token_layout=token_layout,
         expert=expert,
         expert_tensor=expert_tensor,

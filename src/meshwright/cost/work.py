@@ -32,8 +32,9 @@ class Sizes:
 
     `batch` sequences of `sequence` tokens; `tensor` ranks divide heads and hidden features; `split` ranks divide the
     tokens of norms and residuals (tensor with sequence parallel, else 1); `itemsize` bytes of an activation.
-    `context` ranks divide the tokens of every sequence, of which runs of `inner` trade them for heads; `token_layout`
-    (an index into TOKEN_LAYOUTS; None is the zigzag one) says which tokens each holds. `expert` ranks
+    `context` ranks divide the tokens of every sequence, of which runs of `inner` trade them for heads; those runs pass
+    keys around or, where one `gathers`, gather them; `token_layout` (an index into TOKEN_LAYOUTS; None is the zigzag
+    one) says which tokens each holds. `expert` ranks
     hold different experts and `expert_tensor` divide each; `expert` is 0 where experts lie as the tensor axis says.
     `grid_dims` is 1 where tensor ranks lie on a line, 2 on a square and 3 on a cube: there `batch` is the sequences
     whose heads a rank works on, and `tensor` and `split` the ranks along a side.
@@ -58,6 +59,7 @@ class Sizes:
     itemsize: FloatArray
     context: FloatArray | float = 1.0
     inner: FloatArray | float = 1.0
+    gathers: npt.NDArray[np.bool_] | bool = False
     token_layout: npt.NDArray[np.int64] | None = None
     expert: FloatArray | float = 0.0
     expert_tensor: FloatArray | float = 0.0

@@ -17,7 +17,7 @@ from meshwright.cost.token_layouts import IntArray
 from meshwright.nn.attention import WIDE_LENGTH
 from meshwright.parallel.kernels_compat import Scores, kernel
 from meshwright.parallel.tiles import Cover, Tile
-from meshwright.parallel.travel import Travel
+from meshwright.parallel.travel import Returns, Travel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,9 +78,7 @@ class BlockwiseAttention(torch.autograd.Function):
             keys, values = _unpacked(block, k, v)
             for rows, tiles in meeting.tilings[owner]:
                 for tile in tiles:
-                    place = (rows, slice(None), tile.queries)
-                    found = _tile_forward(q[place], keys[rows], values[rows], tile, meeting)
-                    _join(out[place], lse[place], *found)
+                    _meet((q, keys, values), (out, lse), rows, tile, meeting)
         if sinks is not None:
             whole = torch.logaddexp(lse, sinks.to(wide)[:, None])
             out.mul_(torch.exp(lse - whole)[..., None])
@@ -96,26 +94,28 @@ class BlockwiseAttention(torch.autograd.Function):
         meeting, gradient = ctx.meeting, grads[0]
         wide = torch.promote_types(q.dtype, torch.float32)
         of_queries = torch.zeros_like(q, dtype=wide)
-        returns = meeting.travel.returning()
-        for owner, block in meeting.travel.passing(_packed(k, v)):
-            keys, values = _unpacked(block, k, v)
-            summed = torch.zeros_like(block, dtype=wide)
-            of_keys, of_values = _unpacked(summed, k, v)
-            for rows, tiles in meeting.tilings[owner]:
-                for tile in tiles:
-                    place, held = (rows, slice(None), tile.queries), (rows, slice(None), tile.keys)
-                    found = _tile_backward(
-                        gradient[place], q[place], keys[rows], values[rows], out[place], lse[place], tile, meeting
-                    )
-                    for total, part in zip((of_queries[place], of_keys[held], of_values[held]), found, strict=True):
-                        total += part
-            returns.add(owner, summed)
+        returns = _go_back((gradient, q, k, v, out, lse), of_queries, meeting)
         of_keys, of_values = _unpacked(returns.home(), k, v)
         of_sinks = None
         if sinks is not None:
             share = torch.exp(sinks.to(wide)[:, None] - lse) * (gradient.to(wide) * out.to(wide)).sum(dim=-1)
             of_sinks = -share.sum(dim=(0, 2)).to(sinks.dtype)
         return of_queries.to(q.dtype), of_keys.to(k.dtype), of_values.to(v.dtype), of_sinks, None
+
+
+def _go_back(given: tuple[Tensor, ...], of_queries: Tensor, meeting: Meeting) -> Returns:
+    """Adds to the gradient `of_queries`; those of keys and values, on their way home. Of `given` the gradient of the
+    output, queries, this rank's keys and values, the output and its log-sum-exp."""
+    gradient, q, k, v, out, lse = given
+    returns = meeting.travel.returning(of_queries.dtype)
+    for owner, block in meeting.travel.passing(_packed(k, v)):
+        met = (gradient, q, *_unpacked(block, k, v), out, lse)
+        sums = (of_queries, *_unpacked(returns.room(owner, block), k, v))
+        for rows, tiles in meeting.tilings[owner]:
+            for tile in tiles:
+                _meet_again(met, sums, rows, tile, meeting)
+        returns.leave(owner)
+    return returns
 
 
 def _packed(k: Tensor, v: Tensor) -> Tensor:
@@ -127,6 +127,27 @@ def _unpacked(block: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Views of `block` in the shapes of k and v."""
     keys, values = block.split((k.numel(), v.numel()))
     return keys.view(k.shape), values.view(v.shape)
+
+
+def _meet(
+    given: tuple[Tensor, Tensor, Tensor], sums: tuple[Tensor, Tensor], rows: slice, tile: Piece, meeting: Meeting
+) -> None:
+    """Adds to the output and log-sum-exp `sums` what a tile of `rows` gives; nothing of it outlives the call."""
+    q, keys, values = given
+    place = (rows, slice(None), tile.queries)
+    out, lse = (total[place] for total in sums)
+    _join(out, lse, *_tile_forward(q[place], keys[rows], values[rows], tile, meeting))
+
+
+def _meet_again(
+    given: tuple[Tensor, ...], sums: tuple[Tensor, ...], rows: slice, tile: Piece, meeting: Meeting
+) -> None:
+    """As `_meet`, of backward: adds to the gradients `sums` of queries, keys and values."""
+    gradient, q, keys, values, out, lse = given
+    place, held = (rows, slice(None), tile.queries), (rows, slice(None), tile.keys)
+    found = _tile_backward(gradient[place], q[place], keys[rows], values[rows], out[place], lse[place], tile, meeting)
+    for total, part in zip((sums[0][place], sums[1][held], sums[2][held]), found, strict=True):
+        total += part
 
 
 def _tile_forward(q: Tensor, keys: Tensor, values: Tensor, tile: Piece, meeting: Meeting) -> tuple[Tensor, Tensor]:

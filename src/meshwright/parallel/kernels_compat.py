@@ -6,12 +6,15 @@ its backward takes no log-sum-exp of the whole row. The operators behind it do b
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend
+
+from meshwright.cost.kept_context import SCORES_AT_ONCE
 
 aten = torch.ops.aten
 
@@ -158,29 +161,84 @@ def _accelerator_backward(
     return result
 
 
+def _fits_padded(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:
+    """Values narrower than the keys, of which another kernel takes as many features with zeros behind them."""
+    return v.shape[-1] < k.shape[-1] and any(fits(q, k, k, scores) for fits in (_fits_processor, _fits_accelerator))
+
+
+def _padded_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
+    out, lse = kernel(q, k, k, scores).forward(q, k, _padded(v, k), scores)
+    return out.narrow(-1, 0, v.shape[-1]), lse
+
+
+def _padded_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+) -> Triple:
+    gradient, whole, out = (_padded(x, k) for x in (gradient, v, out))
+    of_queries, of_keys, of_values = kernel(q, k, k, scores).backward(gradient, q, k, whole, out, lse, scores)
+    return of_queries, of_keys, of_values.narrow(-1, 0, v.shape[-1])
+
+
+def _padded(x: Tensor, like: Tensor) -> Tensor:
+    """x with zeros behind its features, as many as `like` has."""
+    return functional.pad(x, (0, like.shape[-1] - x.shape[-1]))
+
+
 def _written_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
+    found = [_run_forward(q[:, :, rows], k, v, run) for rows, run in _runs(q, k, scores)]
+    out, lse = zip(*found, strict=True)
+    return torch.cat(out, dim=2), torch.cat(lse, dim=2)
+
+
+def _written_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
+) -> Triple:
+    wide = torch.promote_types(q.dtype, torch.float32)
+    of_queries = torch.empty_like(q)
+    of_keys, of_values = (torch.zeros_like(x, dtype=wide) for x in (k, v))
+    for rows, run in _runs(q, k, scores):
+        part = tuple(x[:, :, rows] for x in (gradient, q, out, lse))
+        of_queries[:, :, rows] = _run_backward(part, (k, v), (of_keys, of_values), run)
+    return of_queries, of_keys.to(k.dtype), of_values.to(v.dtype)
+
+
+def _runs(q: Tensor, k: Tensor, scores: Scores) -> Iterator[tuple[slice, Scores]]:
+    """Runs of queries whose scores are few enough to be written out at once, with what each of them sees as a mask."""
+    queries, keys = q.shape[2], k.shape[2]
+    most = max(SCORES_AT_ONCE // max(q.shape[0] * q.shape[1] * keys, 1), 1)
+    for start in range(0, queries, most):
+        rows = slice(start, min(start + most, queries))
+        mask = None if scores.mask is None else scores.mask[rows]
+        if scores.causal:
+            mask = torch.ones(rows.stop - start, keys, dtype=torch.bool, device=q.device).tril(start)
+        yield rows, replace(scores, causal=False, mask=mask)
+
+
+def _run_forward(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> Pair:
     values = _written_scores(q, k, scores)[0]
     lse = values.logsumexp(dim=-1)
     weights = torch.exp(values - lse[..., None]).nan_to_num(0.0)
     return (weights.to(v.dtype) @ v.unsqueeze(2)).flatten(1, 2), lse.flatten(1, 2)
 
 
-def _written_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scores: Scores
-) -> Triple:
+def _run_backward(
+    part: tuple[Tensor, ...], met: tuple[Tensor, Tensor], sums: tuple[Tensor, Tensor], scores: Scores
+) -> Tensor:
+    """The gradient of queries, of `part` the gradient of the output, queries, the output and its log-sum-exp; adds to
+    `sums` those of the keys and values that are `met`."""
+    (gradient, q, out, lse), (k, v) = part, met
     values, slope = _written_scores(q, k, scores)
     groups = (k.shape[1], q.shape[1] // k.shape[1])
     wide = values.dtype
     gradient = gradient.to(wide).unflatten(1, groups)
     weights = torch.exp(values - lse.to(wide).unflatten(1, groups)[..., None])
-    of_values = (weights.transpose(-1, -2) @ gradient).sum(dim=2)
+    sums[1].add_((weights.transpose(-1, -2) @ gradient).sum(dim=2))
     summed = (gradient * out.to(wide).unflatten(1, groups)).sum(dim=-1, keepdim=True)
     of_scores = weights * (gradient @ v.to(wide).unsqueeze(2).transpose(-1, -2) - summed) * scores.scale
     if slope is not None:
         of_scores = of_scores * slope
-    of_queries = (of_scores @ k.to(wide).unsqueeze(2)).flatten(1, 2)
-    of_keys = (of_scores.transpose(-1, -2) @ q.to(wide).unflatten(1, groups)).sum(dim=2)
-    return of_queries.to(q.dtype), of_keys.to(k.dtype), of_values.to(v.dtype)
+    sums[0].add_((of_scores.transpose(-1, -2) @ q.to(wide).unflatten(1, groups)).sum(dim=2))
+    return (of_scores @ k.to(wide).unsqueeze(2)).flatten(1, 2).to(q.dtype)
 
 
 def _written_scores(q: Tensor, k: Tensor, scores: Scores) -> tuple[Tensor, Tensor | None]:
@@ -192,15 +250,13 @@ def _written_scores(q: Tensor, k: Tensor, scores: Scores) -> tuple[Tensor, Tenso
     if scores.softcap is not None:
         bent = torch.tanh(values / scores.softcap)
         values, slope = scores.softcap * bent, 1.0 - bent.square()
-    mask = scores.mask
-    if scores.causal:
-        mask = torch.ones(values.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    return (values if mask is None else values.masked_fill(~mask, float("-inf"))), slope
+    return (values if scores.mask is None else values.masked_fill(~scores.mask, float("-inf"))), slope
 
 
 KERNELS = (
     Kernel(name="processor", fits=_fits_processor, forward=_processor_forward, backward=_processor_backward),
     Kernel(name="cudnn", fits=_fits_cudnn, forward=_cudnn_forward, backward=_cudnn_backward),
     Kernel(name="flash", fits=_fits_accelerator, forward=_accelerator_forward, backward=_accelerator_backward),
+    Kernel(name="padded", fits=_fits_padded, forward=_padded_forward, backward=_padded_backward),
     Kernel(name="written out", fits=lambda *_: True, forward=_written_forward, backward=_written_backward),
 )

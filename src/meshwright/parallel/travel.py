@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,8 +18,11 @@ _KEYS, _GRADIENTS = 1, 2  # tags: both are on their way between the same two ran
 class Returns(Protocol):
     """Gradients of every rank's block on their way home."""
 
-    def add(self, owner: int, gradient: Tensor) -> None:
-        """This rank's summand of the gradient of the block of `owner`; once for each, in the order of `passing`."""
+    def room(self, owner: int, block: Tensor) -> Tensor:
+        """Zeros in the shape of the `block` of `owner`, to which this rank adds its summand of its gradient."""
+
+    def leave(self, owner: int) -> None:
+        """That summand is whole; once for each, in the order of `passing`."""
 
     def home(self) -> Tensor:
         """The gradient of this rank's own block, summed over the ranks."""
@@ -31,8 +34,8 @@ class Travel(Protocol):
     def passing(self, block: Tensor) -> Iterator[tuple[int, Tensor]]:
         """(owner, block) of every rank, this one first; the next is on its way while the last one is used."""
 
-    def returning(self) -> Returns:
-        """To collect what a second `passing` finds."""
+    def returning(self, dtype: torch.dtype) -> Returns:
+        """To collect what a second `passing` finds, summed in `dtype`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,8 +67,8 @@ class Ring:
             if hop is not None:
                 block = hop.wait()
 
-    def returning(self) -> Returns:
-        return _RingReturns(ring=self)
+    def returning(self, dtype: torch.dtype) -> Returns:
+        return _RingReturns(ring=self, dtype=dtype)
 
     def hop(self, block: Tensor, *, tag: int) -> _Hop:
         """Receives first: gloo tells that it waits behind what it sends, and one way would wait for the other."""
@@ -84,20 +87,33 @@ class _RingReturns:
     """Sums travel behind their blocks, from the first rank after the owner on, and leave the last one for home."""
 
     ring: Ring
+    dtype: torch.dtype
     own: Tensor | None = None
+    summed: Tensor | None = None
     hop: _Hop | None = None
 
-    def add(self, owner: int, gradient: Tensor) -> None:
+    def room(self, owner: int, block: Tensor) -> Tensor:
+        self.summed = torch.zeros_like(block, dtype=self.dtype)
+        return self.summed
+
+    def leave(self, owner: int) -> None:
+        assert self.summed is not None
         if owner == self.ring.rank:
-            self.own = gradient
+            self.own = self.summed
             return
-        if self.hop is not None:
-            gradient = gradient + self.hop.wait()
-        self.hop = self.ring.hop(gradient, tag=_GRADIENTS)
+        self._arrive(self.summed)
+        self.hop = self.ring.hop(self.summed, tag=_GRADIENTS)
 
     def home(self) -> Tensor:
         assert self.own is not None
-        return self.own if self.hop is None else self.own + self.hop.wait()
+        self._arrive(self.own)
+        return self.own
+
+    def _arrive(self, summed: Tensor) -> None:
+        """Adds what is on its way here, and lets go of what it replaced."""
+        if self.hop is not None:
+            summed += self.hop.wait()
+            self.hop = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,21 +132,28 @@ class Gather:
             owner = (self.rank - step) % self.size
             yield owner, blocks[owner]
 
-    def returning(self) -> Returns:
-        return _GatherReturns(gather=self)
+    def returning(self, dtype: torch.dtype) -> Returns:
+        return _GatherReturns(gather=self, dtype=dtype)
 
 
 @dataclass(slots=True, kw_only=True)
 class _GatherReturns:
     gather: Gather
-    gradients: dict[int, Tensor] = field(default_factory=dict)
+    dtype: torch.dtype
+    parts: Tensor | None = None
 
-    def add(self, owner: int, gradient: Tensor) -> None:
-        self.gradients[owner] = gradient
+    def room(self, owner: int, block: Tensor) -> Tensor:
+        if self.parts is None:
+            self.parts = block.new_zeros((self.gather.size, *block.shape), dtype=self.dtype)
+        return self.parts[owner]
+
+    def leave(self, owner: int) -> None:
+        """It is where it leaves from."""
 
     def home(self) -> Tensor:
         """On gloo as all-to-all and a local sum: its reduce-scatter moves twice the bytes."""
-        parts = torch.stack([self.gradients[owner] for owner in range(self.gather.size)])
+        parts, self.parts = self.parts, None
+        assert parts is not None
         if parts.device.type == "cpu":
             received = torch.empty_like(parts)
             dist.all_to_all_single(received, parts, group=self.gather.group)
