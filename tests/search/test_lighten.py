@@ -50,6 +50,16 @@ def test_fewer_layers_are_computed_again_and_it_fits(share: float, pipeline: int
     assert any(len(stage.groups) > 1 for stage in best.plan.stages)
 
 
+def test_mixes_that_leave_room_are_tried_too_and_fit_more_surely() -> None:
+    found = [report for _, report in lightened([squeezed(0.9, pipeline=1)])[0]]
+    fullest = [max(each.total / each.capacity for each in report.memory) for report in found]
+    assert min(fullest) < 0.91 < 0.95 < max(fullest)
+    steps = [report.step_seconds for report in found]
+    assert steps[fullest.index(max(fullest))] == min(steps)
+    chances = [report.fit_probability or 0.0 for report in found]
+    assert chances[fullest.index(min(fullest))] == max(chances)
+
+
 def test_a_mixed_plan_tells_all_that_its_blocks_do_and_keeps_to_what_is_asked_of_each() -> None:
     design = squeezed(0.5)
     made = min(lightened([design])[0], key=lambda entry: entry[1].step_seconds)[0]
@@ -64,13 +74,16 @@ def test_a_mixed_plan_tells_all_that_its_blocks_do_and_keeps_to_what_is_asked_of
         assert "recompute" in refused.where
         table = PlanTable.from_plan(design.plan)
         ((chosen, _),) = refine(table, [0], model=held.model, cluster=held.cluster, job=held.job)
-        assert columns_of(chosen.plan)["recompute"] == "full"
+        kinds = set(str(columns_of(chosen.plan)["recompute"]).split("+"))
+        assert kinds == {"full"} if asked.fix else "none" not in kinds
 
 
 def test_one_layer_less_would_not_fit() -> None:
     design = squeezed(0.5, pipeline=1)
-    found = [made for made, _ in lightened([design])[0] if made.plan.stages[0].groups[-2].recompute is Recompute.NONE]
-    for made in found:
+    lighter = lightened([design])[0]
+    fullest = max(report.peak_bytes for _, report in lighter)
+    found = [made for made, report in lighter if report.peak_bytes > 0.96 * fullest]
+    for made in [made for made in found if made.plan.stages[0].groups[-2].recompute is Recompute.NONE]:
         groups = made.plan.stages[0].groups
         heavy = next(index for index, group in enumerate(groups) if group.recompute is Recompute.FULL)
         less = replace(groups[heavy], stop=groups[heavy].stop - 1)

@@ -29,7 +29,7 @@ from meshwright.spec.report import LineName, Report
 Entry = tuple[Design, Report]
 _ROUNDS = 4  # of more blocks for ranks that the straight line between the two ends left too full
 _WORTH = 0.01  # of a step, that unlike shards must save
-_ROOM = 0.9  # of a device: what is fuller fits less surely
+_ROOM, _AMPLE = 0.9, 0.8  # of a device: what is fuller fits less surely
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,7 @@ _AGAIN = _Lever(
     field="recompute",
     known=RECOMPUTES,
     values=tuple(RECOMPUTES.index(kind) for kind in (Recompute.FULL, Recompute.SELECTIVE, Recompute.NONE)),
+    rooms=(1.0, _ROOM, _AMPLE),
 )
 _SHARDS = _Lever(
     field="sharding",
