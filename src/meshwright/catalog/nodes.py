@@ -262,14 +262,22 @@ def _relatives() -> dict[str, Node]:
     )
     a800 = _like(NVLINK_A100, gigabytes=200, title="NVIDIA A800: NVLink 3, 400 GB/s both ways")
     h800 = _like(NVLINK_H100, gigabytes=200, title="NVIDIA H800: NVLink 4, 400 GB/s both ways")
+    cube = "hybrid cube mesh of a DGX-1: a link of 20 GB/s each way to each of the four others that V100 have links to"
     p100 = _like(NVLINK_V100, gigabytes=80, title="NVIDIA P100: NVLink 1, 160 GB/s both ways")
+    p100 = replace(
+        p100,
+        peers=4,
+        across_sockets=p100.efficiency * 80 * GB,
+        sources={**p100.sources, "peers": cube, "across_sockets": cube},
+    )
     mi355x = _like(INFINITY_MI300X, gigabytes=537.6, title="AMD MI355X: seven links of 153.6 GB/s both ways")
     mi300a = _like(INFINITY_MI300X, gigabytes=384, title="AMD MI300A: two links of 128 GB/s both ways to each of three")
     mi300a = replace(mi300a, peers=3)
     mi300x = others["MI300X"]
     v2, v3 = (
         "10.1145/3360307: four links of 496 Gb/s each way a TPU v2 chip",
-        "How to Scale Your Model: four links of 100 GB/s",
+        "10.1145/3360307: four links of 656 Gb/s each way a TPU v3 chip; all-reduces at 340 TB/s among 1,024 "
+        "(Cloud TPU v3)",
     )
     chips, cores = (
         _tpu_host(gigabytes=rate, memory=340, machine="Google Cloud TPU v3-8: 340 GB", known=False) for rate in (16, 8)
