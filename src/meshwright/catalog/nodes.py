@@ -307,8 +307,8 @@ def _relatives() -> dict[str, Node]:
         "MI355X": replace(mi300x, inside=mi355x),
         "TPU-v2": _tpu(4, pod=256, gigabytes=248, datacenter=25, title=v2, host=chips),
         "TPU-v2-core": _tpu(8, pod=512, gigabytes=124, datacenter=12.5, title=f"{v2}, a core half of it", host=cores),
-        "TPU-v3": _tpu(4, pod=1024, gigabytes=400, datacenter=25, title=v3, host=chips),
-        "TPU-v3-core": _tpu(8, pod=2048, gigabytes=200, datacenter=12.5, title=f"{v3}, a core half of it", host=cores),
+        "TPU-v3": _tpu(4, pod=1024, gigabytes=328, datacenter=25, title=v3, host=chips),
+        "TPU-v3-core": _tpu(8, pod=2048, gigabytes=164, datacenter=12.5, title=f"{v3}, a core half of it", host=cores),
         "TPU-v7": _tpu(
             4,
             dims=3,
