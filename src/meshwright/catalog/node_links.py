@@ -123,6 +123,21 @@ NVLINK_V100 = Link(
         "and 1 GiB of vTrain's tables (VIA-Research/vTrain trace/v100, MIT)",
     },
 )
+_SINGLE = f"{_CUBE}, with one link of 20 GB/s each way where that of V100 has one or two"
+NVLINK_P100 = replace(
+    NVLINK_V100,
+    bandwidth=80 * GB,
+    peers=4,
+    across_sockets=0.89 * 80 * GB,
+    fits=(),
+    sources={
+        "bandwidth": "NVIDIA P100: NVLink 1, 160 GB/s both ways",
+        "efficiency": "by analogy with V100; not measured",
+        "peers": _SINGLE,
+        "across_sockets": f"{_SINGLE}: four between the halves; 0.89 of it as of the rest",
+        "latency_seconds": _STEP,
+    },
+)
 _PCIE = "SimuMax's table of eight A100 PCIe (configs/system/a100_pcie.json, Apache-2.0)"
 INFINITY_MI250X = Link(
     bandwidth=50 * GB,

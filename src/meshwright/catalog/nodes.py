@@ -19,6 +19,7 @@ from meshwright.catalog.node_links import (
     NVLINK_B200,
     NVLINK_GB200,
     NVLINK_H100,
+    NVLINK_P100,
     NVLINK_V100,
     PCIE_GB,
     SLINGSHOT,
@@ -262,14 +263,6 @@ def _relatives() -> dict[str, Node]:
     )
     a800 = _like(NVLINK_A100, gigabytes=200, title="NVIDIA A800: NVLink 3, 400 GB/s both ways")
     h800 = _like(NVLINK_H100, gigabytes=200, title="NVIDIA H800: NVLink 4, 400 GB/s both ways")
-    cube = "hybrid cube mesh of a DGX-1: a link of 20 GB/s each way to each of the four others that V100 have links to"
-    p100 = _like(NVLINK_V100, gigabytes=80, title="NVIDIA P100: NVLink 1, 160 GB/s both ways")
-    p100 = replace(
-        p100,
-        peers=4,
-        across_sockets=p100.efficiency * 80 * GB,
-        sources={**p100.sources, "peers": cube, "across_sockets": cube},
-    )
     mi355x = _like(INFINITY_MI300X, gigabytes=537.6, title="AMD MI355X: seven links of 153.6 GB/s both ways")
     mi300a = _like(INFINITY_MI300X, gigabytes=384, title="AMD MI300A: two links of 128 GB/s both ways to each of three")
     mi300a = replace(mi300a, peers=3)
@@ -292,7 +285,7 @@ def _relatives() -> dict[str, Node]:
         "B100": _dgx()["B200"],
         "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR, host=_grace()),
         **dict.fromkeys(("V100-32GB-PCIe", "V100-16GB-PCIe", "V100S-PCIe"), pcie3),
-        "P100": replace(_dgx()["V100-32GB"], inside=p100),
+        "P100": replace(_dgx()["V100-32GB"], inside=NVLINK_P100),
         "P100-PCIe": pcie3,
         "A6000": pcie4,
         **dict.fromkeys(("A10", "A30", "A40", "L40", "RTX-6000-Ada"), pcie4),
