@@ -40,6 +40,12 @@ def slow(*, num_nodes: int, devices_per_node: int, site: str = "a") -> ClusterSp
     return samples.cluster(replace(group, nic=NIC, nics=1))
 
 
+def halves() -> ClusterSpec:
+    """Two nodes whose devices are joined well in either half and badly between them."""
+    (group,) = slow(num_nodes=2, devices_per_node=4).groups
+    return samples.cluster(replace(group, inside=replace(group.inside, across_sockets=1e8)))
+
+
 def asked(*, sequences: int = 12, objective: Objective = Objective.TIME, **changes: object) -> JobSpec:
     constraints = Constraints(**{"fix": PLAIN, **changes})
     return replace(samples.job(sequences=sequences, constraints=constraints), objective=objective)
@@ -54,6 +60,7 @@ CASES = {
         slow(num_nodes=2, devices_per_node=2),
         asked(sequences=4),
     ),
+    "halves of a node": (samples.model(layers=2), halves(), asked(sequences=8)),
     "two sites": (
         samples.model(layers=2),
         samples.cluster(

@@ -96,13 +96,39 @@ def _dgx_1() -> ClusterSpec:
 
 
 def _summit() -> ClusterSpec:
-    """Six V100 a node in two triples; NVLink joins them to each other and to the processors at one speed."""
+    """Six V100 a node in two triples; NVLink joins any two of one, and each to its processor, at one speed."""
     source = "Summit user guide: 4,608 nodes of six V100 16 GB, two POWER9, NVLink 2 and two rails of EDR InfiniBand"
     group = group_of("V100-16GB", nodes_count=4608, per_node=6)
-    brick = "two bricks of NVLink 2, 50 GB/s each way (Summit user guide)"
-    inside = replace(group.inside, bandwidth=50e9, sources={**group.inside.sources, "bandwidth": brick})
+    brick, bus = "two bricks of NVLink 2, 50 GB/s each way", "X-Bus between the processors, 64 GB/s each way"
     memory = "512 GB a node, two POWER9 of 170 GB/s each (Summit user guide)"
-    host = replace(inside, fits=(), sources={**inside.sources, "host_bytes": memory, "host_bandwidth": memory})
+    lane = replace(
+        group.inside,
+        bandwidth=50e9,
+        peers=None,
+        across_sockets=None,
+        fits=(),
+        sources={
+            "bandwidth": f"{brick} (Summit user guide)",
+            "efficiency": "by analogy with a DGX-1; not measured",
+            "latency_seconds": group.inside.sources["latency_seconds"],
+        },
+    )
+    inside = replace(
+        lane,
+        bandwidth=100e9,
+        peers=2,
+        across_sockets=lane.efficiency * 64e9,
+        sources={
+            **lane.sources,
+            "bandwidth": f"{brick}, to each of the two others of a triple (Summit user guide)",
+            "peers": f"{brick}, between any two of a triple (Summit user guide)",
+            "across_sockets": f"{bus} (Summit user guide), of which the share is by analogy",
+        },
+    )
+    host = replace(
+        lane,
+        sources={**lane.sources, **dict.fromkeys(("host_bytes", "host_bandwidth"), f"{memory} (Summit user guide)")},
+    )
     nic = network(gigabits=100, title=_EDR)
     group = replace(group, inside=inside, nic=nic, nics=2, host=host, host_bytes=512e9, host_bandwidth=340e9)
     return _uniform("summit", source, group)

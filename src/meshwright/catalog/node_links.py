@@ -100,10 +100,13 @@ NVLINK_B200 = replace(
         "650 and 577 GB/s (all-to-all), in steps of 1.074e9 bytes as it counts them",
     },
 )
+_CUBE = "hybrid cube mesh of a DGX-1 (topology file in NVIDIA/nccl issue 671)"
 NVLINK_V100 = Link(
     bandwidth=150 * GB,
     latency_seconds=3.4e-6,
     efficiency=0.89,
+    peers=6,
+    across_sockets=0.89 * 200 * GB,
     fits=(
         _fit(Collective.ALL_REDUCE, ranks=2, latency_us=23, whole_gb=22.5),
         _fit(Collective.ALL_REDUCE, ranks=4, latency_us=43, whole_gb=85 * 4 / 6),
@@ -112,9 +115,27 @@ NVLINK_V100 = Link(
     sources={
         "bandwidth": "NVIDIA V100 data sheet: NVLink 2, 300 GB/s both ways",
         "efficiency": "bus bandwidth of all-reduce among 8, 134 GB/s, over 150",
+        "peers": f"{_CUBE}: six links of 25 GB/s each way, one or two to each of four others",
+        "across_sockets": f"{_CUBE}: two links between each device and one of the other four, 200 GB/s each way; 0.89 "
+        "of it as of the rest",
         "latency_seconds": _STEP,
         "fits": "NCCL all-reduce among 2, 4 and 8 V100 of one node, whose pairs share one or two of six links: 1 MiB "
         "and 1 GiB of vTrain's tables (VIA-Research/vTrain trace/v100, MIT)",
+    },
+)
+_SINGLE = f"{_CUBE}, with one link of 20 GB/s each way where that of V100 has one or two"
+NVLINK_P100 = replace(
+    NVLINK_V100,
+    bandwidth=80 * GB,
+    peers=4,
+    across_sockets=0.89 * 80 * GB,
+    fits=(),
+    sources={
+        "bandwidth": "NVIDIA P100: NVLink 1, 160 GB/s both ways",
+        "efficiency": "by analogy with V100; not measured",
+        "peers": _SINGLE,
+        "across_sockets": f"{_SINGLE}: four between the halves; 0.89 of it as of the rest",
+        "latency_seconds": _STEP,
     },
 )
 _PCIE = "SimuMax's table of eight A100 PCIe (configs/system/a100_pcie.json, Apache-2.0)"

@@ -19,6 +19,7 @@ from meshwright.catalog.node_links import (
     NVLINK_B200,
     NVLINK_GB200,
     NVLINK_H100,
+    NVLINK_P100,
     NVLINK_V100,
     PCIE_GB,
     SLINGSHOT,
@@ -262,14 +263,14 @@ def _relatives() -> dict[str, Node]:
     )
     a800 = _like(NVLINK_A100, gigabytes=200, title="NVIDIA A800: NVLink 3, 400 GB/s both ways")
     h800 = _like(NVLINK_H100, gigabytes=200, title="NVIDIA H800: NVLink 4, 400 GB/s both ways")
-    p100 = _like(NVLINK_V100, gigabytes=80, title="NVIDIA P100: NVLink 1, 160 GB/s both ways")
     mi355x = _like(INFINITY_MI300X, gigabytes=537.6, title="AMD MI355X: seven links of 153.6 GB/s both ways")
     mi300a = _like(INFINITY_MI300X, gigabytes=384, title="AMD MI300A: two links of 128 GB/s both ways to each of three")
     mi300a = replace(mi300a, peers=3)
     mi300x = others["MI300X"]
     v2, v3 = (
         "10.1145/3360307: four links of 496 Gb/s each way a TPU v2 chip",
-        "How to Scale Your Model: four links of 100 GB/s",
+        "10.1145/3360307: four links of 656 Gb/s each way a TPU v3 chip; all-reduces at 340 TB/s among 1,024 "
+        "(Cloud TPU v3)",
     )
     chips, cores = (
         _tpu_host(gigabytes=rate, memory=340, machine="Google Cloud TPU v3-8: 340 GB", known=False) for rate in (16, 8)
@@ -284,7 +285,7 @@ def _relatives() -> dict[str, Node]:
         "B100": _dgx()["B200"],
         "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR, host=_grace()),
         **dict.fromkeys(("V100-32GB-PCIe", "V100-16GB-PCIe", "V100S-PCIe"), pcie3),
-        "P100": replace(_dgx()["V100-32GB"], inside=p100),
+        "P100": replace(_dgx()["V100-32GB"], inside=NVLINK_P100),
         "P100-PCIe": pcie3,
         "A6000": pcie4,
         **dict.fromkeys(("A10", "A30", "A40", "L40", "RTX-6000-Ada"), pcie4),
@@ -299,8 +300,8 @@ def _relatives() -> dict[str, Node]:
         "MI355X": replace(mi300x, inside=mi355x),
         "TPU-v2": _tpu(4, pod=256, gigabytes=248, datacenter=25, title=v2, host=chips),
         "TPU-v2-core": _tpu(8, pod=512, gigabytes=124, datacenter=12.5, title=f"{v2}, a core half of it", host=cores),
-        "TPU-v3": _tpu(4, pod=1024, gigabytes=400, datacenter=25, title=v3, host=chips),
-        "TPU-v3-core": _tpu(8, pod=2048, gigabytes=200, datacenter=12.5, title=f"{v3}, a core half of it", host=cores),
+        "TPU-v3": _tpu(4, pod=1024, gigabytes=328, datacenter=25, title=v3, host=chips),
+        "TPU-v3-core": _tpu(8, pod=2048, gigabytes=164, datacenter=12.5, title=f"{v3}, a core half of it", host=cores),
         "TPU-v7": _tpu(
             4,
             dims=3,

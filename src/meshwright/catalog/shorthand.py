@@ -22,7 +22,7 @@ from meshwright.catalog.machine import this_machine
 from meshwright.catalog.named_devices import spelt_out
 from meshwright.catalog.names import normal
 from meshwright.catalog.nodes import nodes
-from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -91,7 +91,7 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
         if group.rack_nodes is not None and group.rack is None:
             fix = "say what joins the nodes of a rack: rack.bandwidth and rack.latency_seconds; or leave it out"
             problems.append(Problem(what="nothing joins a rack of nodes", where=f"{place}.rack_nodes", fix=fix))
-        if group.inside.peers is not None and group.inside.peers >= group.devices_per_node > 1:
+        if group.inside.peers is not None and group.inside.peers >= _board(group) > 1:
             what = f"{group.inside.peers} peers in a node of {group.devices_per_node} devices"
             problems.append(Problem(what=what, where=f"{place}.inside.peers"))
         missing = [entry.value for entry in group.device.peak_flops if entry not in group.device.matrix]
@@ -110,6 +110,12 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
     if problems:
         raise ConfigError(problems)
     return cluster
+
+
+def _board(group: NodeGroup) -> int:
+    """Devices of the board that a node is, or is a part of."""
+    usual = nodes().get(group.device.name)
+    return max(group.devices_per_node, usual.devices if usual else 1)
 
 
 def _wide_problems(cluster: ClusterSpec) -> Iterator[Problem]:

@@ -24,6 +24,7 @@ __all__ = ["Linear", "collective", "occupied", "over_sockets", "routes", "send",
 # is what mixtures of 2504.14960 and Megatron-Bridge trained with, and rings reach 0.875 of it (the efficiency of a
 # sheet's adapters), of which that is 0.8. No table of all-to-alls by themselves was found.
 _SCATTERED = 0.8
+_HALVES = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 _NEAR_PROCESSORS, _FAR_PROCESSORS = 0.15, 0.02
 
 
@@ -301,12 +302,14 @@ def _fitted(operation: Collective, ring: Ring, formula: Linear, *, link: Link, g
     """Measured times, between measured numbers of ranks by how the formula errs there; the formula beyond them.
 
     Latency and bandwidth err by factors, interpolated over the logarithm of ranks; below the smallest measured group
-    its factors hold.
+    its factors hold. Halves of an all-reduce that were not measured err as it does, unless a switch adds.
     """
-    fits = sorted((fit for fit in link.fits if fit.operation is operation and fit.ranks > 1), key=_ranks)
+    fits = _measured(operation, link)
+    if not fits and operation in _HALVES and link.sums is None:
+        fits = _measured(Collective.ALL_REDUCE, link)
     if not fits:
         return formula
-    factors = [_factors(fit, operation, ring, group=group) for fit in fits]
+    factors = [_factors(fit, ring, group=group) for fit in fits]
     known = np.log2([fit.ranks for fit in fits])
     at = np.clip(np.log2(np.maximum(ring.size, 2.0)), known[0], known[-1])
     upper = np.clip(np.searchsorted(known, at), 1, max(len(known) - 1, 1))
@@ -323,9 +326,11 @@ def _fitted(operation: Collective, ring: Ring, formula: Linear, *, link: Link, g
     return either(ring.size <= fits[-1].ranks, line, formula)
 
 
-def _factors(
-    fit: CollectiveFit, operation: Collective, ring: Ring, *, group: NodeGroup
-) -> tuple[FloatArray, FloatArray]:
+def _measured(operation: Collective, link: Link) -> list[CollectiveFit]:
+    return sorted((fit for fit in link.fits if fit.operation is operation and fit.ranks > 1), key=_ranks)
+
+
+def _factors(fit: CollectiveFit, ring: Ring, *, group: NodeGroup) -> tuple[FloatArray, FloatArray]:
     """Measured over predicted latency and seconds a byte, for groups of the fit's ranks that lie as `ring` does."""
     ranks = np.full_like(ring.size, float(fit.ranks))
     near, far = (np.minimum(count, ranks) for count in (ring.per_node, ring.per_rack))
@@ -340,7 +345,7 @@ def _factors(
         fewest_rack=np.minimum(ring.fewest_rack, far),
         racks=np.ceil(ranks / far),
     )
-    formula = quickest([lines for _, lines in _routes(operation, at, group=group)])
+    formula = quickest([lines for _, lines in _routes(fit.operation, at, group=group)])
     latency, per_byte = formula.latency.min(axis=0), formula.per_byte.min(axis=0)
     return fit.latency_seconds / latency, 1.0 / (fit.bytes_per_second * per_byte)
 

@@ -125,6 +125,8 @@ def between_sites(text: str, *, nodes: int) -> Link | None:
 _SWITCHED_V100 = replace(
     NVLINK_V100,
     efficiency=0.74,
+    peers=None,
+    across_sockets=None,
     fits=(),
     sources={
         "bandwidth": "NVIDIA DGX-2 data sheet: six NVLinks a V100 through NVSwitch, 300 GB/s both ways",

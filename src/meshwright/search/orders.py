@@ -68,7 +68,7 @@ def without_travel(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster with links that take no time: in no order of axes is a plan faster than there."""
 
     def free(link: Link) -> Link:
-        return replace(link, bandwidth=1e30, latency_seconds=0.0, fits=())
+        return replace(link, bandwidth=1e30, latency_seconds=0.0, across_sockets=None, fits=())
 
     groups = tuple(
         replace(group, inside=free(group.inside), nic=free(group.nic), rack=free(group.rack) if group.rack else None)

@@ -224,10 +224,11 @@ class Link:
     switch does. `staged` says that libraries meet over this tier in stages: among the devices below it first, then
     over every adapter at once, then below again; otherwise one ring or tree passes all tiers (NCCL). Without a
     switch each of `peers` others has a link of its own: the bandwidth is that to all of them together, and a group of
-    n has (n - 1) / peers of it. None where any two have all of it. `across_sockets` is what joins the first half of a
-    node's devices to the second each way, shared by all that goes from one to the other; None where nothing is slower
-    there. On a torus of so many dims (`torus`) the bandwidth is that of all links of a device together, and a group has
-    those of the sides it lies along; ends of sides of `wraps` devices and more are joined, None where none are.
+    n has (n - 1) / peers of it, all at most; where some have two, `peers` counts links. None where any two have all of
+    it. `across_sockets` is what joins the first half of a node's devices to the second each way, shared by all that
+    goes from one to the other; None where nothing is slower there. On a torus of so many dims (`torus`) the bandwidth
+    is that of all links of a device together, and a group has those of the sides it lies along; ends of sides of
+    `wraps` devices and more are joined, None where none are.
     """
 
     bandwidth: float
