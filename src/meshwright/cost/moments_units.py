@@ -111,10 +111,11 @@ class UnitMoments(EagerMoments):
         """Experts' forward, which has the copy too that they were gathered by: the one before this backward, or that of
         a layer that is computed again."""
         stage, again = at.stage, ~self.splits & (at.stage.again > 0.0)
-        here = again if at.follows is None else again | at.follows
+        follows = np.zeros_like(again) if at.follows is None else np.broadcast_to(at.follows, again.shape)
+        here = follows | ~self.splits
         if not self.gathered.any() or not here.any():
             return
-        beside = self.gathered * stage.unit + np.where(again, stage.again + flying, 0.0)
+        beside = self.gathered * stage.unit + np.where(again, stage.again, 0.0) + np.where(self.splits, 0.0, flying)
         yield replace(told.moment(kept, buffers + beside, done=done), here=at.here & here)
 
     def _unit_made(self, stage: StageHeld) -> FloatArray:
