@@ -177,9 +177,7 @@ class Links:
             grid=tuple(floor.tensor(dim) for dim in _directions(table, steps[AxisName.TENSOR])),
             context=floor.context(*_runs(table, steps[AxisName.CONTEXT])),
             experts=floor.experts(slices, experts),
-            contention=_contention(
-                self._everyone, group=floor.group, hands_on=floor.software.experts.dispatches_once
-            ),
+            contention=_contention(self._everyone, group=floor.group, hands_on=floor.software.experts.dispatches_once),
         )
 
     @cached_property
