@@ -107,6 +107,7 @@ def test_words_of_a_plan_in_their_spellings(changes: dict[str, str], found: obje
     [
         ({"framework": "HF Trainer", "flash": "yes"}, "torch"),
         ({"framework": "DeepSpeed", "flash": "no"}, "torch-2021"),
+        ({"framework": "HF Trainer, DeepSpeed", "flash": "yes"}, "deepspeed"),
         ({"framework": "PyTorch FSDP", "flash": "", "gpu": "V100-32GB"}, "torch-2021"),
         ({"framework": "PyTorch FSDP", "flash": "", "gpu": "A100"}, "torch"),
         ({"framework": "metaseq", "flash": ""}, "megatron-2021"),

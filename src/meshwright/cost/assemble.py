@@ -16,7 +16,7 @@ from meshwright.cost.longest_path import Path
 from meshwright.cost.machine import Machine
 from meshwright.cost.microbatch import Each, microbatch
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.optimizers import Optimized, passed_bytes, update_seconds
+from meshwright.cost.optimizers import Optimized, host_bytes, update_seconds
 from meshwright.cost.orthogonal import orthogonal_flops, orthogonal_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.parameters import grid_parameters, local_parameters, owned_of, trained_of
@@ -274,7 +274,7 @@ def _once(
         if away.any():
             step = np.where(
                 away[:, None],
-                away_seconds(owned, table, sizes=entry.sizes, group=entry.group, passed=passed_bytes(job.optimizer)),
+                away_seconds(owned, table, sizes=entry.sizes, group=entry.group, passed=host_bytes(job)),
                 step,
             )
         found = {

@@ -68,6 +68,7 @@ class Software:
     the precision of the logits, which are not widened for it. `experts`: how those of a mixture are handled.
     `tokens_first`: activations lie by token first and by sequence then, as in Megatron. `waits_for_kernels`: a host
     starts a kernel when the one before has ended, so that the device is idle in its time (CUDA_LAUNCH_BLOCKING).
+    `host_bytes`: what a host reads and writes of a parameter beside the step of an optimizer that it runs.
     """
 
     fused_attention: bool = True
@@ -121,6 +122,7 @@ class Software:
     experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
     waits_for_kernels: bool = False
+    host_bytes: float = 0.0
 
     @property
     def quantizes_once(self) -> bool:

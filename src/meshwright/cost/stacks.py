@@ -165,6 +165,9 @@ _IN_TURN: Mapping[str, Any] = {
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(agrees_on_scales=True, grouped_experts=True),
+        # ZeRO-3: gradients are scaled on the host (unscale_and_clip_grads of DeepSpeed's runtime/zero/stage3.py), and
+        # masters cast there for a blocking copy, which goes through pages that are pinned (aten's cuda/Copy.cu)
+        "deepspeed": Software(agrees_on_scales=True, grouped_experts=True, host_bytes=8.0 + 6.0 + 4.0),
         "torch-2021": Software(fused_attention=False, dropout=True, plain_softmax=True, stops_early=False, **_OLD_NCCL),
         # llm-foundry with the images of its tables (torch 2.1); ComposerMPTCausalLM in its modeling_mpt.py
         "torch-2023": Software(

@@ -244,8 +244,10 @@ class Stack:
         return any((self._run.whole(name) or 1) > 1 for name in ("tp", "pp"))
 
     def _eager(self) -> str:
-        """PyTorch itself, with fused attention or as before there was one."""
-        return "torch" if self._fuses(unless=False) else "torch-2021"
+        """PyTorch itself, with fused attention or as before there was one; DeepSpeed's has an optimizer of its own."""
+        if not self._fuses(unless=False):
+            return "torch-2021"
+        return "deepspeed" if self.has(("deepspeed",)) else "torch"
 
     def _kept_by_policy(self) -> str:
         """What MaxText's policy keeps beside what products give: under `..._except_mlp` attention and its products."""

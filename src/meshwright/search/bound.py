@@ -16,8 +16,8 @@ from meshwright.cost.block_bytes import AMOUNTS, FULL, BlockBytes
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory
 from meshwright.cost.offload import away_seconds, optimizes_away
+from meshwright.cost.optimizers import host_bytes, least_state
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
-from meshwright.cost.optimizers import least_state, passed_bytes
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers
@@ -251,9 +251,7 @@ class Bounds:
             if away.any():
                 here = np.where(
                     away[:, None],
-                    away_seconds(
-                        owned, table, sizes=state_bytes(table), group=group, passed=passed_bytes(self._job.optimizer)
-                    ),
+                    away_seconds(owned, table, sizes=state_bytes(table), group=group, passed=host_bytes(self._job)),
                     here,
                 )
             found.append(here[:, 0])
