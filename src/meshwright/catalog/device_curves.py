@@ -214,15 +214,13 @@ _AMD_ATTENTION = (
 _AMD_FORWARD, _AMD_BACKWARD = 1.2 * 328.6 / 620, 1.2 * 328.6 / 620 * 0.53 / 0.69  # of products one after the other
 
 
-def _measured(
-    curve: MatrixCurve, *, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str
-) -> Generation:
-    """`lasting` is the share of the peak that products reach one after the other."""
+def _measured(*, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str) -> Generation:
+    """`lasting` is the share of the peak that products reach one after the other, and so that of the curve."""
     fused = AttentionShare(forward=_AMD_FORWARD * lasting, backward=_AMD_BACKWARD * lasting)
     return replace(
         OLDER,
         measured=name,
-        curve=curve,
+        curve=replace(_OLDER_CURVE, fraction=lasting),
         curve_source=f"{best}; halves by analogy with A100",
         tiles=replace(_OLDER_TILES, units=units, sizes=sizes, tail=0.0),
         tiles_source="compute units from the data sheet; the last wave is split (Stream-K, 2301.03598, as hipBLASLt "
@@ -237,7 +235,6 @@ def _measured(
 _LASTING = 620 / 782  # of the best product of MI300X, products of a model one after the other
 _BY_MI300X = "products one after the other reach 0.79 of that, by analogy with MI300X"
 CDNA2 = _measured(
-    replace(_OLDER_CURVE, fraction=147.0 / 191.5 * _LASTING),
     lasting=147.0 / 191.5 * _LASTING,
     name="MI250X-GCD",
     units=110,
@@ -245,12 +242,12 @@ CDNA2 = _measured(
     best=f"{_MAMF}: 147.0 of 191.5 TFLOP/s; {_BY_MI300X}",
 )
 CDNA3 = _measured(
-    replace(_OLDER_CURVE, fraction=0.62),
     lasting=620 / 1307.4,
     name="MI300X",
     units=304,
     sizes=((256, 256), *_TILES),
-    best=f"{_MAMF}: 781.9 of 1,307 TFLOP/s, 784.9 on MI325X",
+    best=f"620 of 1,307 TFLOP/s, {_SUSTAINED}, of a best of 781.9; MI325X by analogy, for with a third more watts its "
+    f"best is 784.9 ({_MAMF})",
 )
 CDNA3 = replace(
     CDNA3,
@@ -260,7 +257,6 @@ CDNA3 = replace(
     power_source=f"{_SUSTAINED}: 620 of 1,307 TFLOP/s in bf16 on MI300X, 750 W",
 )
 CDNA4 = _measured(
-    replace(_OLDER_CURVE, fraction=0.64 * _LASTING),
     lasting=0.64 * _LASTING,
     name="MI355X",
     units=256,
