@@ -342,7 +342,8 @@ def _attention(device: DeviceSpec, precision: Precision, *, length: int, softwar
     if not known:
         peak = _peak(device, precision)
         share = _attention_share(device, software)
-        forward, backward = share.forward * peak, share.backward * peak
+        most = _curve(device, precision).fraction if precision is Precision.FP32 else 1.0
+        forward, backward = min(share.forward, most) * peak, min(share.backward, most) * peak
         return AttentionRate(precision=precision, length=length, forward_flops=forward, backward_flops=backward)
     lengths = np.log([rate.length for rate in known])
 
