@@ -334,7 +334,7 @@ def _fused_seconds(part: PartWork, flops: FloatArray, rates: Attention) -> tuple
 
 
 def _attention(device: DeviceSpec, precision: Precision, *, length: int, software: Software) -> AttentionRate:
-    """What the device does at this length: measured lengths interpolated, else its fractions of the peak."""
+    """What the device does at this length: measured, or its fractions of the peak, in fp32 none above products'."""
     precision = _unquantized(precision)
     if software.widens(device.kind, length=length) and precision in (Precision.BF16, Precision.FP16):
         precision = Precision.FP32
