@@ -25,6 +25,13 @@ def test_attention_of_mi300x_is_what_was_measured() -> None:
     assert share.forward * device.peak_flops[Precision.BF16] == pytest.approx(1.2 * 328.6e12, rel=1e-3)
 
 
+def test_more_watts_add_nothing_to_mi325x() -> None:
+    """Its best product is that of MI300X (MAMF: 784.9 and 781.9 TFLOP/s), and so is what lasts."""
+    known = devices()
+    assert known["MI325X"].matrix[Precision.BF16] == known["MI300X"].matrix[Precision.BF16]
+    assert known["MI325X"].peak_flops[Precision.BF16] * known["MI325X"].matrix[Precision.BF16].fraction < 784.9e12
+
+
 @pytest.mark.parametrize(("name", "rate"), [("TPU-v4", 16e9), ("TPU-v5e", 15e9), ("TPU-v5p", 15e9), ("TPU-v6e", 32e9)])
 def test_tpus_reach_the_memory_of_their_hosts(name: str, rate: float) -> None:
     """Bytes/s of a chip each way as "How to Scale Your Model" has them."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.catalog.device_curves import MAXWELL, OLDER, PASCAL, TURING_TITAN
+from meshwright.catalog.board_curves import ADA, GA10X, MAXWELL, PASCAL, TURING
+from meshwright.catalog.device_curves import AMPERE
 from meshwright.catalog.device_sheet import Sheet
 
 _SINGLE = "no units for half precision: products in fp16 run at the rate of fp32"
 _A10 = Sheet(
     name="A10",
-    generation=OLDER,
+    generation=GA10X,
     title="NVIDIA A10 data sheet",
     memory_gib=22.1,
     bandwidth_gb=600,
@@ -22,7 +23,7 @@ _A10 = Sheet(
 )
 _TITAN = Sheet(
     name="Titan-RTX",
-    generation=TURING_TITAN,
+    generation=TURING,
     title="NVIDIA Turing architecture paper, Titan RTX",
     memory_gib=23.6,
     bandwidth_gb=672,
@@ -30,6 +31,7 @@ _TITAN = Sheet(
     fp16=130.5,
     fp32=16.3,
     aliases=("RTX-Titan", "RTX-Titan-24GB", "Titan-RTX-24GB"),
+    units=72,
 )
 
 BOARDS = (
@@ -37,6 +39,7 @@ BOARDS = (
     _A10.variant(
         name="A30",
         title="NVIDIA A30 data sheet",
+        generation=AMPERE,
         memory_gib=23.6,
         bandwidth_gb=933,
         watts=165,
@@ -63,6 +66,7 @@ BOARDS = (
     _A10.variant(
         name="L40",
         title="NVIDIA L40 data sheet",
+        generation=ADA,
         memory_gib=44.4,
         bandwidth_gb=864,
         watts=300,
@@ -77,6 +81,7 @@ BOARDS = (
     _A10.variant(
         name="RTX-6000-Ada",
         title="NVIDIA RTX 6000 Ada Generation data sheet",
+        generation=ADA,
         memory_gib=47.5,
         bandwidth_gb=960,
         watts=300,

@@ -16,7 +16,12 @@ class Generation:
     """`measured` is the device whose products were measured; every other device is like it by analogy, but for
     long products of those `beside`, which were measured too.
 
-    `flops_per_watt` is what bf16 products sustain of the board's power limit, where that is less than their curve.
+    `flops_per_watt` is what bf16 products sustain of the board's power limit, where that is less than their curve; so
+    do those of tf32 and eight bits in proportion to their peaks. Vector units, which multiply fp32 and fp64, take other
+    energy: `vector_fraction` is what products reach of their peak, where it is not that of the curve, and
+    `vector_flops_per_watt` what they sustain.
+    Shares in `attention` were measured where products sustain `attention_products` of the peak: a board whose power
+    limit sustains less loses as much of them. 0 where nothing is known of power.
     `eight_bit` is the share of its peak that the best product of eight bits reaches, over that of the best in bf16.
     `narrow` says how many times the FLOPs of bf16 a joule does in other precisions, where that was measured; elsewhere
     the power limit takes the same share of every peak. `memory_fraction` is what element-wise work reaches of the
@@ -32,10 +37,14 @@ class Generation:
     tiles_source: str = ""
     attention: Mapping[AttentionKernel, AttentionShare] = field(default_factory=dict)
     attention_source: str = ""
+    attention_products: float = 0.0
     eight_bit: float = 1.0
     eight_bit_source: str = ""
     flops_per_watt: float | None = None
     power_source: str = ""
+    vector_fraction: float | None = None
+    vector_flops_per_watt: float | None = None
+    vector_source: str = ""
     narrow: Mapping[Precision, float] = field(default_factory=dict)
     memory_fraction: float = 0.7
     memory_source: str = ""
@@ -44,6 +53,7 @@ class Generation:
     beside: tuple[str, ...] = ()
 
 
+TORCH_PRODUCTS = "torch products of 4,096 to 10,240 (tables of zzc0721/torch-performance-test-data, 2025 to 2026)"
 _SUSTAINED = (
     "products of Llama 70B's training, caches cleared between them (SemiAnalysis, MI300X vs H100 vs H200, "
     "December 2024, read in a translation)"
@@ -82,8 +92,13 @@ AMPERE = Generation(
     },
     attention_source="fit to SimuMax's table of A100 PCIe, heads of 128 features, 4 to 64 of them at 4,096 tokens, "
     "mean error 2.2 %; the first version 25 to 40 % of peak (2307.08691)",
+    attention_products=0.775,
     flops_per_watt=0.806e12,
-    power_source="bf16 products of A100 PCIe, 300 W, sustain 0.775 of peak in SimuMax's table",
+    power_source="bf16 products of A100 PCIe, 300 W, sustain 0.775 of peak in SimuMax's table; with 250 W 198 to 241 "
+    f"TFLOP/s, 97 to 108 in tf32 ({TORCH_PRODUCTS})",
+    vector_fraction=0.95,
+    vector_source="19.1 of 19.5 TFLOP/s are the best of A100 and A800 SXM, 16.7 and 17.6 those of A100 PCIe of 40 GB "
+    f"({TORCH_PRODUCTS})",
     hours_between_failures=RSC1_HOURS_BETWEEN_FAILURES,
     failure_source="2410.21680: 6.5 failures in a thousand days of a node of 8 A100, the first research cluster",
 )
@@ -112,14 +127,43 @@ HOPPER = Generation(
     ),
     tiles_source="multiprocessors from the data sheet, tiles and waves by analogy with A100; results are stored beside "
     "the next tile's work as on B200, and the depth is what that leaves of the curve's half_k; misaligned as on A100",
+    attention_products=720 / 989.4,
     eight_bit=0.709 / 0.803,
     eight_bit_source=f"{_MAMF}: 1,402.6 of 1,979 TFLOP/s in fp8, 794.5 of 989 in bf16 on H100",
     flops_per_watt=720e12 / 700,
     power_source=f"{_SUSTAINED}: 720 of 989 TFLOP/s in bf16 on H100 and H200, 700 W",
+    vector_fraction=0.78,
+    vector_source="the best of H100 and H200 are 52.1 and 51.3 of 66.9 TFLOP/s, 36.9 of 51 on H100 PCIe, 32 of 44 on "
+    f"H20 ({TORCH_PRODUCTS})",
     memory_fraction=0.55,
     memory_source=_HOPPER_ELEMENTWISE,
     hours_between_failures=LLAMA3_HOURS_BETWEEN_FAILURES,
     failure_source="Llama 3, 2407.21783, section 3.3.4: 419 unexpected interruptions in 54 days on 16,384 H100",
+)
+_BY_H100 = "by analogy with H100: "
+HOPPER_H20 = replace(
+    HOPPER,
+    measured="H20",
+    curve=replace(HOPPER.curve, fraction=0.97),
+    curve_source="by analogy with H100 but for its height: 141.9 and 142.3 of 148 TFLOP/s are the best of H20 "
+    f"({TORCH_PRODUCTS}); {HOPPER.curve_source}",
+    launch_source=_BY_H100 + HOPPER.launch_source,
+    tiles=HOPPER.tiles and replace(HOPPER.tiles, units=78),
+    tiles_source=_BY_H100 + HOPPER.tiles_source,
+    failure_source=_BY_H100 + HOPPER.failure_source,
+    attention={
+        AttentionKernel.FLASH_1: AttentionShare(forward=0.34, backward=0.26),
+        AttentionKernel.FLASH_2: AttentionShare(
+            forward=0.62, backward=0.50, forward_half=50, backward_half=19, block=128
+        ),
+        AttentionKernel.NATIVE: AttentionShare(
+            forward=0.92, backward=0.72, forward_half=50, backward_half=19, block=128
+        ),
+    },
+    attention_source="forward of two sequences of 2,048 tokens, 16 heads of 128 features, on H20: 129 (cuDNN) and 126 "
+    "(third version) of 148 TFLOP/s, 108 causal; 84 and 66 of the second version; heads of 64 are as fast, for there "
+    "exponentials hold nothing up (flash-attention, issue 1310); backward and the first version in proportion to H100",
+    attention_products=0.0,
 )
 _BLACKWELL_NATIVE = AttentionShare(
     forward=0.55, backward=0.45, forward_half=370, backward_half=124, block=128, half_dim=149
@@ -140,6 +184,7 @@ BLACKWELL = Generation(
     attention_source="fit to SimuMax's table of B200, heads of 128 features, 8 to 128 of them at 4,096 to 131,072 "
     "tokens; older kernels at their FLOP/s on H100; heads of 64 features reach 0.65 of the FLOP/s of 128 (causal "
     "prefill of more than 1 ms in three engines' tables, aiconfigurator 0.12.0)",
+    attention_products=1.2e12 * 1000 / 2250e12,
     tiles=MatrixTiles(
         units=148, sizes=_TILES, load=0, depth=40, step=64, tail=0.5, store=0.157, cold=0.786, misaligned=_MISALIGNED
     ),
@@ -151,6 +196,8 @@ BLACKWELL = Generation(
     power_source="bf16 products of more than 10 ms on B200, B300, GB200 and GB300 sustain 1.34, 1.26, 1.14 and 1.21e12 "
     "FLOP/s a watt (medians of aiconfigurator 0.12.0's tables, trtllm and sglang), on SimuMax's B200 1.15e12: their "
     "mean; fewer bits from Transformer Engine's products on B300, quantised before (docs/examples/gemm_profiling)",
+    vector_fraction=0.9,
+    vector_source=f"66.2 of 75 TFLOP/s are the best of B200 ({TORCH_PRODUCTS})",
     memory_fraction=0.55,
     memory_source="as on H100; on B200 plain kernels reach 0.67, permutations 0.50 and the loss 0.32 (SimuMax's table)",
     narrow={
@@ -175,6 +222,7 @@ BLACKWELL_ULTRA = replace(
     },
     attention_source=f"{BLACKWELL.attention_source}; by heads of 128 features B300 and GB300 are 1.16 to 1.35 times as "
     "fast in it as B200 and GB200 (1.25 here); backward, not measured, saves as much time",
+    attention_products=1.2e12 * 1100 / 2250e12,
 )
 _OLDER_CURVE = MatrixCurve(fraction=0.8, half_m=99.6, half_n=99.6, half_k=105.0)
 _OLDER_TILES = MatrixTiles(
@@ -190,16 +238,6 @@ OLDER = Generation(
     tiles=_OLDER_TILES,
     tiles_source=f"multiprocessors from the data sheet, the rest {_BY_A100}",
 )
-VOLTA = replace(OLDER, tiles=replace(_OLDER_TILES, units=80))
-TURING = replace(
-    OLDER,
-    flops_per_watt=24e12 / 70,
-    power_source="T4, 70 W, sustains 24 of 65 TFLOP/s over a hundred fp16 products of 4,096 (NVIDIA developer forum, "
-    "thread 264462); 41.6 before its power cap slows it (1903.07486)",
-)
-TURING_TITAN = replace(OLDER, tiles=replace(_OLDER_TILES, units=72))
-PASCAL = replace(OLDER, tiles=None, tiles_source="")
-MAXWELL = PASCAL
 
 
 _AMD_ELEMENTWISE = (
@@ -214,21 +252,20 @@ _AMD_ATTENTION = (
 _AMD_FORWARD, _AMD_BACKWARD = 1.2 * 328.6 / 620, 1.2 * 328.6 / 620 * 0.53 / 0.69  # of products one after the other
 
 
-def _measured(
-    curve: MatrixCurve, *, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str
-) -> Generation:
-    """`lasting` is the share of the peak that products reach one after the other."""
+def _measured(*, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str) -> Generation:
+    """`lasting` is the share of the peak that products reach one after the other, and so that of the curve."""
     fused = AttentionShare(forward=_AMD_FORWARD * lasting, backward=_AMD_BACKWARD * lasting)
     return replace(
         OLDER,
         measured=name,
-        curve=curve,
+        curve=replace(_OLDER_CURVE, fraction=lasting),
         curve_source=f"{best}; halves by analogy with A100",
         tiles=replace(_OLDER_TILES, units=units, sizes=sizes, tail=0.0),
         tiles_source="compute units from the data sheet; the last wave is split (Stream-K, 2301.03598, as hipBLASLt "
         f"has it), the rest {_BY_A100}",
         attention=dict.fromkeys(AttentionKernel, fused),
         attention_source=_AMD_ATTENTION,
+        attention_products=lasting,
         memory_fraction=0.55,
         memory_source=_AMD_ELEMENTWISE,
     )
@@ -237,7 +274,6 @@ def _measured(
 _LASTING = 620 / 782  # of the best product of MI300X, products of a model one after the other
 _BY_MI300X = "products one after the other reach 0.79 of that, by analogy with MI300X"
 CDNA2 = _measured(
-    replace(_OLDER_CURVE, fraction=147.0 / 191.5 * _LASTING),
     lasting=147.0 / 191.5 * _LASTING,
     name="MI250X-GCD",
     units=110,
@@ -245,12 +281,12 @@ CDNA2 = _measured(
     best=f"{_MAMF}: 147.0 of 191.5 TFLOP/s; {_BY_MI300X}",
 )
 CDNA3 = _measured(
-    replace(_OLDER_CURVE, fraction=0.62),
     lasting=620 / 1307.4,
     name="MI300X",
     units=304,
     sizes=((256, 256), *_TILES),
-    best=f"{_MAMF}: 781.9 of 1,307 TFLOP/s, 784.9 on MI325X",
+    best=f"620 of 1,307 TFLOP/s, {_SUSTAINED}, of a best of 781.9; MI325X by analogy, for with a third more watts its "
+    f"best is 784.9 ({_MAMF})",
 )
 CDNA3 = replace(
     CDNA3,
@@ -260,7 +296,6 @@ CDNA3 = replace(
     power_source=f"{_SUSTAINED}: 620 of 1,307 TFLOP/s in bf16 on MI300X, 750 W",
 )
 CDNA4 = _measured(
-    replace(_OLDER_CURVE, fraction=0.64 * _LASTING),
     lasting=0.64 * _LASTING,
     name="MI355X",
     units=256,

@@ -6,9 +6,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.catalog.device_curves import AMPERE, BLACKWELL, BLACKWELL_ULTRA, Generation
-from meshwright.spec.cluster import DeviceKind, DeviceSpec, MatrixCurve, MatrixTiles, Precision
+from meshwright.spec.cluster import (
+    AttentionKernel,
+    AttentionShare,
+    DeviceKind,
+    DeviceSpec,
+    MatrixCurve,
+    MatrixTiles,
+    Precision,
+)
 
 GIB = 2.0**30
+_VECTOR = (Precision.FP32, Precision.FP64)
 
 _MEMORY = "total memory as PyTorch reports it, rounded"
 _RESERVED = "a CUDA context of about 0.5 GiB and one set of NCCL buffers of 0.34 to 0.39 GiB"
@@ -60,21 +69,44 @@ class Sheet:
         }
         return {precision: peak * 1e12 for precision, peak in peaks.items() if peak}
 
-    def _sustained(self, peak: float | None, *, gain: float = 1.0) -> float:
-        """The share of `peak` TFLOP/s that the board's power limit sustains; 1 where nobody measured it.
+    def _sustained(self, peak: float, each: float | None) -> float:
+        """The share of `peak` FLOP/s that the board's watts sustain at `each` a watt; 1 where that is not known."""
+        return min(1.0, each * self.watts / peak) if each and self.watts else 1.0
 
-        A joule does `gain` times the FLOPs that it does in bf16.
-        """
-        each = self.generation.flops_per_watt
-        return 1.0 if not (each and self.watts and peak) else min(1.0, gain * each * self.watts / (peak * 1e12))
+    def _products(self) -> float:
+        """The share of the peak in half precision that products reach."""
+        half = self.fp16 or self.bf16
+        fraction = self.generation.curve.fraction
+        return min(fraction, self._sustained(half * 1e12, self.generation.flops_per_watt)) if half else fraction
 
     def _curve(self, precision: Precision) -> MatrixCurve:
-        curve, gain = self.generation.curve, self.generation.narrow.get(precision)
-        share = self.generation.eight_bit if precision.quantized else 1.0
+        shared, peak = self.generation, self.peaks[precision]
+        if precision in _VECTOR:
+            fraction = shared.vector_fraction or shared.curve.fraction
+            power = shared.vector_flops_per_watt if precision is Precision.FP32 else None
+            return replace(shared.curve, fraction=min(fraction, self._sustained(peak, power)))
+        gain = shared.narrow.get(precision)
+        share = shared.eight_bit if precision.quantized else 1.0
         if gain is None:
-            return replace(curve, fraction=share * min(curve.fraction, self._sustained(self.fp16 or self.bf16)))
-        sustained = self._sustained(self.peaks[precision] / 1e12, gain=gain)
-        return replace(curve, fraction=min(share * curve.fraction, sustained))
+            return replace(shared.curve, fraction=share * self._products())
+        sustained = self._sustained(peak, gain * (shared.flops_per_watt or 0.0))
+        return replace(shared.curve, fraction=min(share * shared.curve.fraction, sustained))
+
+    def _attention(self) -> dict[AttentionKernel, AttentionShare]:
+        """The generation's shares, less what the power limit takes of products; blocks as the board has units."""
+        shared = self.generation
+        power = min(1.0, self._products() / shared.attention_products) if shared.attention_products else 1.0
+        units = self.units / shared.tiles.units if self.units and shared.tiles else 1.0
+        return {
+            kernel: replace(
+                share,
+                forward=share.forward * power,
+                backward=share.backward * power,
+                forward_half=share.forward_half * units,
+                backward_half=share.backward_half * units,
+            )
+            for kernel, share in shared.attention.items()
+        }
 
     def _tiles(self) -> MatrixTiles | None:
         tiles = self.generation.tiles
@@ -103,10 +135,14 @@ class Sheet:
             sources["tiles"] = analogy + shared.tiles_source
         if shared.attention:
             sources["attention_kernels"] = analogy + shared.attention_source
+            if self._products() < shared.attention_products:
+                sources["attention_kernels"] += "; less by what the power limit takes of products"
         if shared.eight_bit_source and self.fp8:
             sources["matrix"] += f"; of eight bits {shared.eight_bit_source}"
-        if self._sustained(self.fp16 or self.bf16) < shared.curve.fraction:
+        if self._products() < shared.curve.fraction:
             sources["matrix"] += f"; at most {shared.flops_per_watt or 0.0:.3g} FLOP/s a watt: {shared.power_source}"
+        if shared.vector_source and self.fp32:
+            sources["matrix"] += f"; of fp32 {shared.vector_source}"
         return DeviceSpec(
             name=self.name,
             kind=self.kind,
@@ -116,7 +152,7 @@ class Sheet:
             matrix={precision: self._curve(precision) for precision in self.peaks},
             tiles=self._tiles(),
             memory_fraction=shared.memory_fraction,
-            attention_kernels=shared.attention,
+            attention_kernels=self._attention(),
             launch_seconds=shared.launch_seconds,
             reserved_bytes=(0.25 if compiled else 0.87) * GIB,
             usable_fraction=1.0 if compiled else 0.94,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshwright.catalog.device_curves import AMPERE, BLACKWELL, BLACKWELL_ULTRA, HOPPER, OLDER, PASCAL, TURING, VOLTA
+from meshwright.catalog.board_curves import ADA, GA10X, PASCAL, RTX_BLACKWELL, TURING, VOLTA
+from meshwright.catalog.device_curves import AMPERE, BLACKWELL, BLACKWELL_ULTRA, HOPPER, HOPPER_H20
 from meshwright.catalog.device_sheet import Sheet
 
 _H100 = Sheet(
@@ -88,6 +89,7 @@ _V100 = Sheet(
     fp32=15.7,
     fp64=7.8,
     aliases=("V100", "V100-32"),
+    units=80,
 )
 _V100_PCIE = _V100.variant(
     name="V100-32GB-PCIe",
@@ -98,6 +100,7 @@ _V100_PCIE = _V100.variant(
     fp64=7,
     aliases=("V100-PCIe", "V100-PCIe-32GB"),
 )
+_SUMS = "fp16 with sums in fp32 runs at the rate of fp32: 8.8 and 8.4 TFLOP/s on SXM2 and PCIe, torch's best"
 
 NVIDIA = (
     _H100,
@@ -170,7 +173,7 @@ NVIDIA = (
     ),
     Sheet(
         name="A10G",
-        generation=OLDER,
+        generation=GA10X,
         title="NVIDIA A10G data sheet",
         memory_gib=22.1,
         bandwidth_gb=600,
@@ -184,7 +187,7 @@ NVIDIA = (
     ),
     Sheet(
         name="L4",
-        generation=OLDER,
+        generation=ADA,
         title="NVIDIA L4 data sheet",
         memory_gib=22.0,
         bandwidth_gb=300,
@@ -198,7 +201,7 @@ NVIDIA = (
     ),
     Sheet(
         name="L40S",
-        generation=OLDER,
+        generation=ADA,
         title="NVIDIA L40S data sheet",
         memory_gib=44.4,
         bandwidth_gb=864,
@@ -212,7 +215,7 @@ NVIDIA = (
     ),
     Sheet(
         name="RTX-4090",
-        generation=OLDER,
+        generation=ADA,
         title="NVIDIA Ada architecture paper, GeForce RTX 4090, accumulating in fp32",
         memory_gib=23.6,
         bandwidth_gb=1008,
@@ -227,7 +230,7 @@ NVIDIA = (
     ),
     Sheet(
         name="RTX-3090",
-        generation=OLDER,
+        generation=GA10X,
         title="NVIDIA GA102 architecture paper, GeForce RTX 3090, accumulating in fp32",
         memory_gib=23.7,
         bandwidth_gb=936,
@@ -247,6 +250,7 @@ NVIDIA = (
     _H100.variant(
         name="H20",
         title="NVIDIA H20 data sheet",
+        generation=HOPPER_H20,
         memory_gib=95.1,
         bandwidth_gb=4000,
         watts=400,
@@ -318,11 +322,11 @@ NVIDIA = (
     Sheet(
         name="P100",
         generation=PASCAL,
-        title="NVIDIA P100 SXM2 data sheet",
+        title=f"NVIDIA P100 SXM2 data sheet; {_SUMS}",
         memory_gib=15.9,
         bandwidth_gb=732,
         watts=300,
-        fp16=21.2,
+        fp16=10.6,
         fp32=10.6,
         fp64=5.3,
         aliases=("P100-16GB", "P100-SXM2"),
@@ -330,18 +334,18 @@ NVIDIA = (
     Sheet(
         name="P100-PCIe",
         generation=PASCAL,
-        title="NVIDIA P100 PCIe data sheet, 16 GB",
+        title=f"NVIDIA P100 PCIe data sheet, 16 GB; {_SUMS}",
         memory_gib=15.9,
         bandwidth_gb=732,
         watts=250,
-        fp16=18.7,
+        fp16=9.3,
         fp32=9.3,
         fp64=4.7,
         aliases=("P100-PCIe-16GB", "P100-16GB-PCIe"),
     ),
     Sheet(
         name="A6000",
-        generation=OLDER,
+        generation=GA10X,
         title="NVIDIA RTX A6000 data sheet",
         memory_gib=47.5,
         bandwidth_gb=768,
@@ -355,7 +359,7 @@ NVIDIA = (
     ),
     Sheet(
         name="RTX-5090",
-        generation=OLDER,
+        generation=RTX_BLACKWELL,
         title="NVIDIA RTX Blackwell architecture paper, GeForce RTX 5090, accumulating in fp32",
         memory_gib=31.4,
         bandwidth_gb=1792,

@@ -334,7 +334,7 @@ def _fused_seconds(part: PartWork, flops: FloatArray, rates: Attention) -> tuple
 
 
 def _attention(device: DeviceSpec, precision: Precision, *, length: int, software: Software) -> AttentionRate:
-    """What the device does at this length: measured lengths interpolated, else its fractions of the peak."""
+    """What the device does at this length: measured, or its fractions of the peak, in fp32 none above products'."""
     precision = _unquantized(precision)
     if software.widens(device.kind, length=length) and precision in (Precision.BF16, Precision.FP16):
         precision = Precision.FP32
@@ -342,7 +342,8 @@ def _attention(device: DeviceSpec, precision: Precision, *, length: int, softwar
     if not known:
         peak = _peak(device, precision)
         share = _attention_share(device, software)
-        forward, backward = share.forward * peak, share.backward * peak
+        most = _curve(device, precision).fraction if precision is Precision.FP32 else 1.0
+        forward, backward = min(share.forward, most) * peak, min(share.backward, most) * peak
         return AttentionRate(precision=precision, length=length, forward_flops=forward, backward_flops=backward)
     lengths = np.log([rate.length for rate in known])
 
