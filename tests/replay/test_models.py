@@ -116,7 +116,7 @@ def test_words_of_a_plan_in_their_spellings(changes: dict[str, str], found: obje
         ({"framework": "NeMo 2.0", "flash": ""}, "nemo"),
         ({"framework": "Megatron-LM", "flash": "", "gpu": "H100"}, "megatron-core"),
         ({"framework": "torchtitan", "compile": "yes", "gpu": "H100"}, "torch-2024-compiled"),
-        ({"framework": "torchtitan", "compile": "yes", "gpu": "B200"}, "torch-2025-compiled"),
+        ({"framework": "torchtitan", "compile": "yes", "gpu": "B200"}, "torch-2025-compiled-fused-loss"),
         ({"framework": "MaxText", "flash": "", "gpu": "TPU-v5p", "precision": "bf16"}, "xla"),
         ({"framework": "MaxText", "flash": "", "gpu": "H100-80GB-SXM", "precision": "bf16"}, "xla-gpu"),
         ({"framework": "T5X", "flash": "", "gpu": "TPU-v4", "precision": "bf16"}, "xla-2022"),

@@ -114,6 +114,14 @@ def test_what_cannot_have_run_without_recompute_ran_with_less_in_memory():
     assert not said.smaller
 
 
+def test_what_is_computed_again_already_is_not_tried_with_less():
+    found = express(row(**DENSE | {"pp": "1", "dp": "64"}, framework="LLaMA-Factory", recompute=""))
+    assert "every layer computed again, as in the stack's own scripts" in found.assumed
+    assert found.smaller
+    for one in (found.design, *found.smaller):
+        assert {group.recompute for group in one.plan.groups} == {Recompute.FULL}
+
+
 def test_a_pipeline_of_deepspeed_computes_layers_again():
     found = express(row(**DENSE, framework="DeepSpeed 3D", recompute=""))
     assert found.design.plan.first_group.recompute is Recompute.FULL

@@ -82,6 +82,9 @@ _TPU_V6E = _TPU_V3.variant(
     aliases=("TPUv6e", "v6e", "Trillium", "TPU-Trillium"),
 )
 
+# FLOP/s of products of whole numbers in eight bits, by the same pages; plans have none (Precision.multiplies).
+INT8_PEAKS = {"TPU-v5e": 394e12, "TPU-v5p": 918e12, "TPU-v6e": 1836e12}
+
 
 def _core(chip: Sheet) -> Sheet:
     """One of the two cores of a chip, as papers of the time count devices."""

@@ -18,12 +18,13 @@ from meshwright.cost.kept_grid import kept_on_grids
 from meshwright.cost.kept_part import Kept
 from meshwright.cost.kept_slice import going_back
 from meshwright.cost.layouts import Backward, Kind
+from meshwright.cost.loss_chunks import loss_runs
 from meshwright.cost.offload import keeps_away
 from meshwright.cost.software import Software
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import RECOMPUTES, BoolArray, PlanTable
 from meshwright.cost.work import FloatArray, Sizes
-from meshwright.spec.model import Block, Embedding, Layer
+from meshwright.spec.model import Block, Embedding, Head, Layer
 from meshwright.spec.plan import Recompute
 
 FULL = RECOMPUTES.index(Recompute.FULL)
@@ -113,6 +114,7 @@ def block_bytes(
     each = cast_bytes(table, software=software) * table.slices  # every slice casts its own
     cast = apart * each
     copies = np.where(table.sharding == 0, copied * each, 0.0) + cast
+    runs = 1.0 if not isinstance(block, Head) else loss_runs(block, software.loss_chunks, sizes.tokens)[inverse]
     trains = kind.backward is Backward.WHOLE
     kept = row(part.saved - (0.0 if trains else part.fed) for part in parts) + copies
     chosen = operator_outputs(block, sizes) if software.selects_operators else None
@@ -139,7 +141,7 @@ def block_bytes(
     return BlockBytes(
         kept=held - away,
         away=away,
-        logits=row(part.logits for part in parts),
+        logits=row(part.logits for part in parts) / runs,
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
         cast=cast,
         again=np.where(full, again, 0.0),

@@ -9,6 +9,7 @@ import numpy as np
 from meshwright.cost.blockwise_work import with_meetings
 from meshwright.cost.copied_heads import beside_even_share
 from meshwright.cost.heaviest import heaviest_rank
+from meshwright.cost.loss_chunks import loss_runs
 from meshwright.cost.mixture_work import entering, mixture_work
 from meshwright.cost.norm_work import NORM, norm_parameters, norm_work, norms_work, scale_work
 from meshwright.cost.recurrence_work import recurrence_work
@@ -303,13 +304,16 @@ def _embedding(block: Embedding, sizes: Sizes) -> PartWork:
 def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
     """The product with the vocabulary and the loss, which reads logits in fp32 by chunks.
 
-    Where every tensor rank has all logits, they are gathered, joined to one tensor and taken apart again.
+    Where every tensor rank has all logits, they are gathered, joined to one tensor and taken apart again. Where there
+    are several runs of tokens, the gradient of the matrix that each but the first gives is read, and its sum is read
+    and written.
     """
     m, e = sizes.tokens, sizes.itemsize
     w, v = sizes.zeros + block.width, first_rows(block.vocab, sizes.tensor)
     own = (0 if block.tied else block.width) + (1 if block.bias else 0)
     norms = () if block.norm is None else (norm_work(block.norm, sizes),)
     forward, backward = _loss_bytes(sizes)
+    runs = loss_runs(block, sizes.loss_chunks, m)
     exchanges = TensorExchanges(backward=1.0, gathers_forward=1.0, scatters_backward=1.0, small=3.0)
     read, joined = v, sizes.zeros
     if sizes.whole_logits:
@@ -319,10 +323,10 @@ def _head(block: Head, sizes: Sizes) -> tuple[PartWork, ...]:
     head = PartWork(
         name=HEAD,
         parameters=own * v,
-        products=(Product(m=m, n=v, k=w),),
+        products=(Product(m=m / runs, n=v, k=w, count=runs),),
         traffic=m * read * (forward + joined),
-        backward_traffic=m * read * backward + m * v * joined,
-        kernels=8.0 + (2.0 if block.softcap else 0.0),
+        backward_traffic=m * read * backward + m * v * joined + 3.0 * e * (runs - 1.0) * v * w,
+        kernels=runs * (8.0 + (2.0 if block.softcap else 0.0)),
         exchanges=exchanges,
     )
     return (*norms, head)
@@ -337,7 +341,8 @@ def _loss_bytes(sizes: Sizes) -> tuple[FloatArray, FloatArray]:
     e = sizes.itemsize
     if sizes.loss_kernel is not None:
         read = 3.0 if sizes.loss_kernel.early else 2.0 if sizes.loss_kernel.tops else 1.0
-        return read * e + sizes.loss_kernel.metrics * (sizes.casts + 2.0 * sizes.wide), 2.0 * e
+        scaled = 0.0 if sizes.loss_kernel.early and sizes.loss_chunks != 1 else 2.0
+        return read * e + sizes.loss_kernel.metrics * (sizes.casts + 2.0 * sizes.wide), scaled * e
     if not sizes.eager:
         return 2.0 * e + 16.0, 2.0 * e + 12.0
     if sizes.fused_loss:

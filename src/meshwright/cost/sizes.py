@@ -61,6 +61,7 @@ def operator_sizes(
         loss_kernel=software.loss_kernel,
         fused_loss=software.fused_loss,
         whole_logits=software.whole_logits,
+        loss_chunks=software.loss_chunks,
         experts=software.experts,
         tokens_first=software.tokens_first,
     )

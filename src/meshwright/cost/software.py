@@ -65,10 +65,13 @@ class Software:
     out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
     scale before every product (cost/scales.py), as our own runtime does. `repeats`: what selective recompute runs
     again. `steps_narrow`: one kernel steps AdamW in whatever it is kept. `narrow_loss`: torch's loss is worked out in
-    the precision of the logits, which are not widened for it. `experts`: how those of a mixture are handled.
-    `tokens_first`: activations lie by token first and by sequence then, as in Megatron. `waits_for_kernels`: a host
-    starts a kernel when the one before has ended, so that the device is idle in its time (CUDA_LAUNCH_BLOCKING).
-    `host_bytes`: what a host reads and writes of a parameter beside the step of an optimizer that it runs.
+    the precision of the logits, which are not widened for it. `loss_chunks`: head and loss go forward and back in so
+    many runs of tokens, one after the other, so that no more than one has its logits; 0 are as many as leave a run
+    about as many logits as all tokens have features, its tokens a power of two (fused_linear_cross_entropy.py of
+    Liger-Kernel). `experts`: how those of a mixture are handled. `tokens_first`: activations lie by token first and by
+    sequence then, as in Megatron. `waits_for_kernels`: a host starts a kernel when the one before has ended, so that
+    the device is idle in its time (CUDA_LAUNCH_BLOCKING). `host_bytes`: what a host reads and writes of a parameter
+    beside the step of an optimizer that it runs.
     """
 
     fused_attention: bool = True
@@ -119,6 +122,7 @@ class Software:
     repeats: frozenset[Repeated] = SCORES
     steps_narrow: bool = False
     narrow_loss: bool = False
+    loss_chunks: int = 1
     experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
     waits_for_kernels: bool = False

@@ -13,6 +13,7 @@ from meshwright.cost.operators import ATTENTION_KERNELS, GATED_KERNELS, QUERY_KE
 from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.software import Software
+from meshwright.cost.variants import VARIANTS, changed, plain_names
 from meshwright.cost.work import LossKernel
 from meshwright.spec.cluster import AttentionKernel
 from meshwright.spec.errors import ConfigError, Problem
@@ -128,6 +129,19 @@ _XLA_TPU: Mapping[str, Any] = {
     "fused_loss": True,
     "experts": ExpertHandling(masks=True, block=512),
 }
+# karpathy/llm.c: one program whose kernels add residuals with norms and write gradients of logits over them, whose
+# products add to gradients in bf16, which travel during the last backward (train_gpt2.cu, llmc/fused_classifier.cuh).
+_PROGRAM: Mapping[str, Any] = {
+    "shard_copies": ShardCopies.NONE,
+    "eager": False,
+    "composite_norms": False,
+    "dense_masks": False,
+    "casts_each_pass": False,
+    "fused_accumulation": True,
+    "adds_narrow": True,
+    "keeps_copies": True,
+    "stops_early": False,
+}
 _REMAT: Mapping[str, Mapping[str, Any]] = {"": {}, "-keeps-attention": {"repeats": ATTENTION_KEPT}}
 _EXPERTS: Mapping[str, Mapping[str, bool]] = {
     "": {},
@@ -152,16 +166,6 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
-BLOCKING = "-blocking"  # after any name
-_IN_TURN: Mapping[str, Any] = {
-    "waits_for_kernels": True,
-    "waits_for_transfers": True,
-    "waits_in_loops": True,
-    "overlap": False,
-    "hides_gradients": False,
-    "pieces": False,
-    "hides_experts": False,
-}
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(agrees_on_scales=True, grouped_experts=True),
@@ -207,12 +211,17 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         **{f"xla{name}": Software(**{**_XLA_TPU, **how}) for name, how in _REMAT.items()},
         **{f"xla-gpu{name}": Software(**{**_XLA, **how}) for name, how in _REMAT.items()},
         "xla-2022": Software(fused_attention=False, **_XLA),
+        # NVIDIA/DeepLearningExamples, TensorFlow/LanguageModeling/BERT (20.06): Horovod, with and without --use_xla;
+        # hidden features and probabilities of attention are dropped out in training (modeling.py)
+        "tensorflow-2020": Software(fused_attention=False, dropout=True, plain_softmax=True, **_OLD_NCCL),
+        "tensorflow-2020-xla": Software(fused_attention=False, dropout=True, **_OLD_NCCL, **_XLA),
         # doc/en/install.md and modeling_internlm.py of InternLM/InternEvo: flash-attention 1.0.5, modules one by one
         "internevo": Software(
             attention_kernel=AttentionKernel.FLASH_1,
             loss_kernel=LossKernel(),
             **{**_MEGATRON, "eager": True, "overlap": True, "fused_accumulation": False, "adds_narrow": True},
         ),
+        "llm.c": Software(**_PROGRAM, loss_kernel=LossKernel()),
         "megatron-core-serial": Software(
             **{**_CORE, "overlap": False, "waits_in_loops": True, "hides_gradients": False}
         ),
@@ -228,16 +237,21 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
 
 
 def software(name: str) -> Software:
-    """The features of the software called `name`, whose host may wait for every kernel (`megatron-2021-blocking`), and
-    after a colon the modules that its selective recompute runs again (`megatron-core:mla_up_proj+mlp`); raises
-    ConfigError when it is not known."""
+    """The features of the software called `name`, with what variants say after that of its stack
+    (`megatron-core-flash-2`), and after a colon the modules that its selective recompute runs again
+    (`megatron-core:mla_up_proj+mlp`); raises ConfigError when it is not known."""
     plain, colon, modules = name.partition(":")
-    known = SOFTWARE.get(plain.removesuffix(BLOCKING))
+    stack, said = next((taken for taken in plain_names(plain) if taken[0] in SOFTWARE), (plain, ()))
+    known = SOFTWARE.get(stack)
     if known is None:
         raise ConfigError(
-            Problem(what=f"software {name!r} is not known", where="job.software", fix=f"one of {', '.join(SOFTWARE)}")
+            Problem(
+                what=f"software {name!r} is not known",
+                where="job.software",
+                fix=f"one of {', '.join(SOFTWARE)}, with any of {', '.join(VARIANTS)} after it",
+            )
         )
-    found = _waiting(known) if plain.endswith(BLOCKING) else known
+    found = changed(known, said)
     if not colon:
         return found
     if not plain.startswith(_WITH_MODULES):
@@ -248,20 +262,14 @@ def software(name: str) -> Software:
 
 
 def software_of(job: JobSpec) -> Software:
-    """The software of `job`, as it runs where the job compiles what it does operator by operator: element-wise work is
-    fused, and a loss of its own reads logits once for the largest, once for their exponentials, and once to write their
-    gradients over them."""
+    """The software of `job`, as it runs where the job compiles what it does operator by operator: element-wise work and
+    norms are fused, and a loss of its own reads logits once for the largest, once for their exponentials, and once to
+    write their gradients over them."""
     found = software(job.software)
     if job.compile is not Switch.ON or not found.eager:
         return found
     kernel = LossKernel(tops=True) if found.fused_loss and found.loss_kernel is None else found.loss_kernel
-    return replace(found, compiled=True, loss_kernel=kernel)
-
-
-@cache
-def _waiting(plain: Software) -> Software:
-    """`plain` whose host waits for every kernel, so that nothing travels beside work."""
-    return replace(plain, **_IN_TURN)
+    return replace(found, compiled=True, plain_norms=False, loss_kernel=kernel)
 
 
 @cache

@@ -18,7 +18,8 @@ class LossKernel:
 
     `metrics` times more the loss is worked out in fp32, operator by operator and without gradients, to be reported.
     `early`: gradients are written with the loss, after a pass of their own over the logits, and scaled in backward
-    (Transformer Engine's cross_entropy.py). `tops`: a pass of its own finds the largest logit of each token before.
+    (Transformer Engine's cross_entropy.py), unless the head goes back at once, run by run. `tops`: a pass of its own
+    finds the largest logit of each token before.
     """
 
     metrics: int = 0
@@ -48,7 +49,7 @@ class Sizes:
     `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
     the loss, where that is not the stack's usual operators; `fused_loss`: those write gradients over the logits.
-    `whole_logits`: every tensor rank has all logits for it.
+    `whole_logits`: every tensor rank has all logits for it; `loss_chunks` as of Software.
     `experts`: how those of a mixture are handled; `grouped_experts`: one kernel multiplies all of them in two bytes.
     """
 
@@ -80,6 +81,7 @@ class Sizes:
     loss_kernel: LossKernel | None = None
     fused_loss: bool = False
     whole_logits: bool = False
+    loss_chunks: int = 1
     experts: ExpertHandling = ALL_TOGETHER
     tokens_first: bool = False
 

@@ -10,6 +10,11 @@ from meshwright.spec.plan import BlockGroup, Design, Offload, Recompute, Schedul
 
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12)
+_MORE = {  # computed again than that
+    Recompute.NONE: (Recompute.SELECTIVE, Recompute.FULL),
+    Recompute.SELECTIVE: (Recompute.FULL,),
+    Recompute.FULL: (),
+}
 
 
 def alternatives(design: Design, *, microbatches: bool, chunks: bool) -> tuple[Design, ...]:
@@ -21,9 +26,9 @@ def alternatives(design: Design, *, microbatches: bool, chunks: bool) -> tuple[D
 
 
 def smaller(designs: Sequence[Design]) -> tuple[Design, ...]:
-    """Every design with attention, and with every layer computed again; with activations in the host's memory where
-    there is one stage."""
-    found = [_with(one, recompute=how) for one in designs for how in (Recompute.SELECTIVE, Recompute.FULL)]
+    """Every design with attention and with every layer computed again, where that is more than before; with activations
+    in the host's memory where there is one stage."""
+    found = [_with(one, recompute=how) for one in designs for how in _MORE[one.plan.first_group.recompute]]
     return (*found, *(_with(one, offload=Offload.ACTIVATIONS) for one in designs if one.plan.pipeline == 1))
 
 

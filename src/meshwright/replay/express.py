@@ -11,7 +11,7 @@ from meshwright import catalog, schedule
 from meshwright.replay import words
 from meshwright.replay.alternatives import alternatives, smaller
 from meshwright.replay.exchanges import exchange_of
-from meshwright.replay.machines import Machines, machines_of
+from meshwright.replay.machines import Machines, machines_of, multiplying_int8
 from meshwright.replay.models import InexpressibleError, model_of, predicts_two
 from meshwright.replay.runs import Run
 from meshwright.replay.stacks import EIGHT_BIT, Stack
@@ -19,7 +19,7 @@ from meshwright.replay.stages import between, even, filled, stages
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import DataSpec, JobSpec
+from meshwright.spec.job import DataSpec, JobSpec, Switch
 from meshwright.spec.model import Mixture, ModelSpec
 from meshwright.spec.plan import (
     Axis,
@@ -87,6 +87,8 @@ class _Reader:
         if "task=lora" in self.run.text("extra"):
             _refuse("adapters alone were trained (LoRA)")
         machines = machines_of(self.run, assumed=self.assumed)
+        if not isinstance(machines, str) and words.precision(self.run.text("precision")) == Precision.INT8:
+            machines = multiplying_int8(machines, assumed=self.assumed)
         if isinstance(machines, str):
             _refuse(machines)
         self.stack = Stack(self.run, machines.spec.groups[0].device, assumed=self.assumed)
@@ -102,6 +104,7 @@ class _Reader:
             data=DataSpec(document_mask=False),
             software=software,
             optimizer=self.stack.optimizer(),
+            compile=Switch.ON if self.stack.compiles() else Switch.OFF,
         )
         design = Design(model=model, cluster=machines.spec, job=job, plan=plan)
         others = alternatives(design, microbatches=self.open, chunks=self._unsaid_chunks())
@@ -315,6 +318,8 @@ class _Reader:
     def _precision(self) -> Precision:
         text = words.precision(self.run.text("precision"))
         if text == Precision.FP8 and "rowwise" in self.run.text("extra").lower():
+            return Precision.FP8_ROW
+        if text == Precision.INT8:
             return Precision.FP8_ROW
         if text in EIGHT_BIT:
             return EIGHT_BIT[text]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from meshwright.catalog.device_names import known_device
 from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import group_of
+from meshwright.catalog.other_sheets import INT8_PEAKS
 from meshwright.replay.names import Named, named_devices
 from meshwright.replay.networks import Islands, between_sites, islands, joined
 from meshwright.replay.runs import Run
-from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, NodeGroup, Precision
 from meshwright.spec.codec import nearest
 
 _MEMORY_DIFFERS = 0.15
@@ -63,6 +64,24 @@ def machines_of(run: Run, *, assumed: list[str]) -> Machines | str:
     if len(groups) == 1 and len(apart.each) > 1:
         groups = _divided(groups[0], parts=len(apart.each))
     return Machines(spec=_joined(run, groups, apart, assumed=assumed), devices=sum(kind.count for kind in kinds))
+
+
+def multiplying_int8(machines: Machines, *, assumed: list[str]) -> Machines | str:
+    """The same devices with their peak of int8 as that of fp8-row, whose bytes and scales are the same; why not, where
+    one has none.
+
+    So MaxText's AQT multiplies forward and backward, all but the head, with a scale for each row of an operand along
+    what a product sums over (layers/quantizations.py).
+    """
+    groups = []
+    for group in machines.spec.groups:
+        peak = INT8_PEAKS.get(group.device.name)
+        if peak is None:
+            return f"no peak of int8 is known for {group.device.name}"
+        device = replace(group.device, peak_flops={**group.device.peak_flops, Precision.FP8_ROW: peak})
+        groups.append(replace(group, device=device))
+    assumed.append("int8 taken as fp8-row at the device's peak of int8")
+    return replace(machines, spec=replace(machines.spec, groups=tuple(groups)))
 
 
 def _counts(run: Run, named: tuple[Named, ...]) -> list[int] | str:

@@ -19,6 +19,9 @@ from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
 _CAPACITY = re.compile(r"capacity[ _]factor\s*[=:]?\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+_PREDICTIONS = re.compile(r"max_predictions(?:_per_seq)?\s*[=:]\s*([1-9]\d{0,6})", re.IGNORECASE)
+_GATHERS, _MASKED = ("tensorflow", "apex", "fairseq"), 0.15
+_SEES_ALL = ("vit", "deit", "electra")  # classes of every patch, and whether each token is the true one (2003.10555)
 _WIDE = 2560  # from here on heads of GPT-3 (2005.14165, table 2.1) are of 80 to 128 features
 T = TypeVar("T")
 
@@ -63,7 +66,7 @@ class _Reader:
             return catalog.with_vocab(preset, vocab=vocab) if vocab else preset
         if kind in ("bert", "t5"):
             whole = self._llama() if self.run.is_yes("gated") else self._gpt()
-            return _encoder(whole) if kind == "bert" else self._encoder_decoder(whole)
+            return self._masked(_encoder(whole)) if kind == "bert" else self._encoder_decoder(whole)
         if kind == "gpt" and not self.run.is_yes("gated"):
             return self._gpt()
         if kind == "llama" and self.run.is_yes("gated") is False:
@@ -125,6 +128,22 @@ class _Reader:
             vocab=self._vocab(),
             max_positions=self._length(),
         ).build()
+
+    def _masked(self, model: ModelSpec) -> ModelSpec:
+        """With a head over the tokens that are to be guessed, where they are gathered before it.
+
+        TensorFlow's BERT does so (gather_indexes in google-research/bert, run_pretraining.py), NVIDIA's of PyTorch on
+        apex (modeling.py) and fairseq (masked_tokens of its RoBERTa); Megatron's and Hugging Face's give all to it.
+        """
+        told, length = _PREDICTIONS.search(self.run.text("extra")), self.run.lengths.encoder
+        framework = self.run.text("framework").lower()
+        if told and length:
+            return replace(model, head=replace(model.head, tokens=min(int(told[1]) / length, 1.0)))
+        named = f"{self.run.text('arch')} {self.run.text('model')}".lower()
+        if any(name in named for name in _SEES_ALL) or not any(name in framework for name in _GATHERS):
+            return model
+        share = self._assume(f"a head over {_MASKED:.0%} of the tokens, those to be guessed (1810.04805)", _MASKED)
+        return replace(model, head=replace(model.head, tokens=share))
 
     def _encoder_decoder(self, model: ModelSpec) -> ModelSpec:
         """An encoder and a decoder over tokens of their own, the printed layers in each or in both together.

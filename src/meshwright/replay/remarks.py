@@ -24,7 +24,7 @@ SETTINGS = (
     *("stage_layers", "pp_layers", "layer boundaries", "zero1 group", "fsdp", "dcn_fsdp", "slices", "decoder_seq"),
     *("recompute_modules", "cuda_graph", "dispatcher", "norm kernel", "cuda_launch_blocking", "moe_every"),
     *("pattern", "attention_layers", "mamba_heads", "mamba_head_dim", "mamba_state", "mamba_groups"),
-    *("linear_heads", "linear_head_dim", "linear_groups", "task"),
+    *("linear_heads", "linear_head_dim", "linear_groups", "task", "max_predictions", "max_predictions_per_seq"),
     *("exchange", "cp_comm_type", "ulysses", "usp ulysses"),
 )
 _ALIKE = 0.75  # share of letters in common from which a name is taken to be misspelt, and not another remark

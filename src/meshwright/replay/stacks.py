@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TypeVar
 
-from meshwright.cost.stacks import BLOCKING
+from meshwright.cost.stacks import software
+from meshwright.cost.variants import BLOCKING
 from meshwright.replay import words
+from meshwright.replay.kernels import Kernels, all_narrow
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import DeviceKind, DeviceSpec, Precision
 from meshwright.spec.optimizer import Master, Moments, OptimizerSpec
@@ -40,7 +42,9 @@ _XLA_2022 = (  # before XLA had fused attention
 )
 _XLA = (*_XLA_2022, "maxtext", "pax", "levanter", "easylm", "jax", "xla", "axlearn", "flax")
 _AMP = ("deepspeed 3d (modified)",)  # DachengLi1/AMP, DeepSpeed/DeepSpeedExamples/Megatron-LM-v1.1.5-3D_parallelism
-_REMATERIALIZES = ("maxtext", "levanter")  # configs/base.yml: remat_policy; models/llama.py: gradient_checkpointing
+# configs/base.yml: remat_policy; models/llama.py: gradient_checkpointing; disable_gradient_checkpointing of
+# hparams/model_args.py
+_REMATERIALIZES = ("maxtext", "levanter", "llama-factory", "llamafactory")
 _NEMO = re.compile(r"\bnemo\b(?:.*\b(?:2[3-9]\.\d|2\.\d)|/| framework)")
 _BEFORE_NEMO = ("nemo-megatron 22", "nemo megatron 22")
 _TORCH = {
@@ -72,19 +76,29 @@ class Stack:
         self._assumed = assumed
 
     def name(self) -> str:
-        """The software of that name in the cost model, waiting for every kernel where the run says that it does."""
+        """The software of that name in the cost model, with the kernels that the run says, and waiting for every kernel
+        where it says so."""
         plain, colon, modules = self._named().partition(":")
         blocks = "CUDA_LAUNCH_BLOCKING=1" in self._run.text("extra")
-        return f"{plain}{BLOCKING if blocks else ''}{colon}{modules}"
+        kernels = Kernels(run=self._run, device=self._device, has=self.has, assumed=self._assumed)
+        said = f"{kernels.attention(plain, dated=self.is_recent and self._is_young)}{kernels.loss(plain)}"
+        said += "-narrow-step" if self.is_narrow and not software(plain).steps_narrow else ""
+        return f"{plain}{said}{BLOCKING if blocks else ''}{colon}{modules}"
+
+    def compiles(self) -> bool:
+        """Whether the run says so, and not by its software's name."""
+        return bool(self._run.is_yes("compile")) and not self.has(("torchtitan",))
 
     def _named(self) -> str:
         if self._is_xla:
             fused = self._fuses(unless=self.has(_XLA_2022))
             young = "xla" if self._device.kind is DeviceKind.TPU else "xla-gpu"
-            return f"{young}{self._kept_by_policy()}" if fused else "xla-2022"
-        for name, software in _TORCH.items():
+            return f"{young}{self._kept_by_policy()}" if fused else self._xla_2022()
+        for name, stack in _TORCH.items():
             if self.has((name,)):
-                return self._titan() if self.has(("torchtitan",)) else self._eager() if name == "fsdp" else software
+                return self._titan() if self.has(("torchtitan",)) else self._eager() if name == "fsdp" else stack
+        if self.has(("llm.c", "llmq")):
+            return "llm.c"
         if self.has(_MEGATRON):
             return self._megatron()
         if self.has(_EAGER):
@@ -109,8 +123,8 @@ class Stack:
     @property
     def recomputes(self) -> bool:
         """DeepSpeed's pipelines of Megatron: --checkpoint-activations in microsoft/DeepSpeedExamples,
-        Megatron-LM-v1.1.5-3D_parallelism/examples, but not in AMP's copy of that script. MaxText and Levanter unless
-        they are told otherwise."""
+        Megatron-LM-v1.1.5-3D_parallelism/examples, but not in AMP's copy of that script. MaxText, Levanter and
+        LLaMA-Factory unless they are told otherwise."""
         return self.has(("deepspeed 3d", *_REMATERIALIZES)) and not self.has(_AMP)
 
     @property
@@ -124,10 +138,19 @@ class Stack:
         told otherwise (from_config in _transformers/auto_model.py), and torch's Adam keeps moments like parameters."""
         if self.has(_DUAL) and words.model_kind(self._run.text("arch")) == "moe-mla":
             return self._assume("moments in bf16 (2412.19437, 3.3.3)", OptimizerSpec(state=Moments.BF16))
-        if not self.has(("automodel",)):
+        if not self.is_narrow:
             return OptimizerSpec()
         narrow = OptimizerSpec(state=Moments.BF16, master=Master.BF16_STOCHASTIC)
+        if all_narrow(self._run):
+            return narrow
         return self._assume("parameters, gradients and moments in bf16, the stack's default", narrow)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether parameters, gradients and moments are in bf16 alone: as the run says, and in NeMo AutoModel,
+        torchtune (`dtype: bf16` in recipes/configs) and LLMQ (--model-dtype and --opt-m-dtype in its benchmarks)."""
+        fp32 = words.precision(self._run.text("precision")) in (Precision.FP32, Precision.FP16)
+        return all_narrow(self._run) or (self.has(("automodel", "torchtune", "llmq")) and not fp32)
 
     @property
     def divides_sequences(self) -> bool:
@@ -232,6 +255,8 @@ class Stack:
             return self._assume("gradients travel in fp32, as in the stack's own scripts", Precision.FP32)
         if precision is Precision.FP16:
             return Precision.FP16
+        if self.is_narrow and not self.has(("automodel",)):
+            return Precision.BF16
         tuned = self.is_tuned or self.has(("internevo",)) or (precision.quantized and self.has(_MEGATRON))
         return self._assume("gradients in bf16", Precision.BF16) if tuned else Precision.FP32
 
@@ -249,9 +274,16 @@ class Stack:
             return "torch-2021"
         return "deepspeed" if self.has(("deepspeed",)) else "torch"
 
+    def _xla_2022(self) -> str:
+        """XLA before it had fused attention; TensorFlow on other devices than TPUs, where it need not be compiled."""
+        named = self.has(("tensorflow",)) and not self.has(("mesh",)) and self._device.kind is not DeviceKind.TPU
+        return f"tensorflow-2020{'-xla' if self.has(('xla',)) else ''}" if named else "xla-2022"
+
     def _kept_by_policy(self) -> str:
-        """What MaxText's policy keeps beside what products give: under `..._except_mlp` attention and its products."""
-        return "-keeps-attention" if "except_mlp" in self._run.text("recompute").lower() else ""
+        """What MaxText's policy keeps instead of what all products give: attention and its products, without those that
+        a feed-forward begins with (`..._except_mlp`, and `..._except_logits_ffn1` of MLPerf v4.0's copy of it)."""
+        policy = self._run.text("recompute").lower()
+        return "-keeps-attention" if "except_mlp" in policy or "_ffn1" in policy else ""
 
     def _megatron(self) -> str:
         flash = self._run.is_yes("flash")

@@ -26,11 +26,11 @@ _KIND_OF = {alias: kind for kind, aliases in _ALIKE.items() for alias in aliases
 YES_OR_NO = ("gated", "sp", "flash", "compile")
 _YES: Mapping[str, str] = {  # of all such cells, and of each
     "": "yes true 1 on",
-    "flash": "fa fa1 fa2 fa3 fa4 flash flash1 flash2 flash3 flashattn flashattn2 flashattn3 flashattention "
-    "flashattention1 flashattention2 flashattention3 flashattentionv1 flashattentionv2 flashattentionv3",
     "compile": "compile torchcompile inductor",
     "gated": "gated swiglu geglu reglu glu",
 }
+# By any version, as `FlashAttention 2.5.8`, or by who made it.
+_FLASH = re.compile(r"(?:fa|flash|flashattn|flashattention)v?\d*|cudnn\w*|(?:te|cudnn)?fused(?:attn|attention)?|sdpa")
 _NO: Mapping[str, str] = {
     "": "no false 0 off",
     "compile": "eager",
@@ -39,7 +39,9 @@ _NO: Mapping[str, str] = {
 _PRECISIONS: Mapping[str, str] = {
     **dict.fromkeys(("float32", "single", "fp32"), "fp32"),
     **dict.fromkeys(("float16", "half", "fp16mixed", "amp", "fp16amp", "16mixed", "fp16"), "fp16"),
-    **dict.fromkeys(("bfloat16", "bf16mixed", "bf16amp", "ampbf16", "bf16true", "bf16"), "bf16"),
+    **dict.fromkeys(
+        ("bfloat16", "bf16mixed", "bf16amp", "ampbf16", "bf16true", "purebf16", "bf16pure", "bf16"), "bf16"
+    ),
     **dict.fromkeys(
         ("fp8delayed", "fp8delayedscaling", "fp8hybrid", "fp8tensorwise", "fp8e4m3", "e4m3", "float8"), "fp8"
     ),
@@ -49,6 +51,7 @@ _PRECISIONS: Mapping[str, str] = {
     **dict.fromkeys(("fp4", "nvfp4"), "nvfp4"),
     **dict.fromkeys(("fp8currentscaling", "fp8cs"), "fp8-cs"),
     **dict.fromkeys(("fp8mx", "mxfp8"), "mxfp8"),
+    **dict.fromkeys(("int8aqt", "aqtint8", "aqt"), "int8"),
     **dict.fromkeys(("fp8block", "fp8blockwise", "fp8blockwise128"), "fp8-blockwise128"),
 }
 _SHARDINGS: Mapping[str, str] = {
@@ -63,18 +66,9 @@ _RECOMPUTES: Mapping[str, str] = {
     **dict.fromkeys(("yes", "on", "true", "uniform", "all", "checkpointing", "checkpoint", "layer"), "full"),
     **dict.fromkeys(("block", "remat", "granular", "nothing_saveable", "full-uniform", "full-block"), "full"),
     **dict.fromkeys(("attention", "attn", "core_attn", "core-attn", "sac", "op", "per-op"), "selective"),
-    **dict.fromkeys(
-        (
-            "minimal",
-            "save_qkv_proj",
-            "save_dot_except_mlp",
-            "save_dot_with_context_except_mlp",
-            "checkpoint_dots",
-            "dots",
-        ),
-        "selective",
-    ),
+    **dict.fromkeys(("save_qkv_proj", "checkpoint_dots", "dots"), "selective"),
 }
+_KEEPS_PRODUCTS = ("minimal", "save_dot")  # as MaxText's policies begin that keep what all products give, or most
 _CHECKPOINTING = re.compile(r"^(?:activation|gradient)[ _-]checkpointing\b\W*")
 _OFFLOADS: Mapping[str, str] = {
     **dict.fromkeys(("no", "off", "false"), "none"),
@@ -122,6 +116,8 @@ def model_kind(text: str, *, gated: bool | None = None, experts: bool = False) -
 def yes_or_no(name: str, text: str) -> bool | None:
     """What a cell of YES_OR_NO says, whether in those words or in what is used; None where it is blank or neither."""
     word = _plain(text)
+    if name == "flash" and _FLASH.fullmatch(word):
+        return True
     found = (
         told for told, words in ((True, _YES), (False, _NO)) for key in ("", name) if word in words.get(key, "").split()
     )
@@ -146,7 +142,7 @@ def recompute(text: str) -> str:
         return "full"
     rest = _CHECKPOINTING.sub("", plain)
     word = re.split(r"[ (),;:=+/]", rest)[0]
-    known = _RECOMPUTES.get(word, word)
+    known = "selective" if word.startswith(_KEEPS_PRODUCTS) else _RECOMPUTES.get(word, word)
     return "full" if rest != plain and known not in ("none", "selective") else known
 
 
