@@ -206,7 +206,7 @@ def checkpoint_words(value: Outlook) -> str:
     if value.checkpoint_hurries:
         return f"{size}; too often: each takes {written} to write, and training waits for the one before"
     if value.stall_seconds < value.write_seconds:
-        return f"{size}; each stops training for {stall}, the copy to the host, and is safe after {written}"
+        return f"{size}; each stops training for {stall}, to copy it to hosts and agree, and is safe after {written}"
     return f"{size}; each stops training for the {written} that it takes to write"
 
 
