@@ -11,7 +11,7 @@ from meshwright.cost import PRECISIONS, SCHEDULES, SHARDINGS, Layout, PlanTable,
 from meshwright.cost.layouts import count
 from meshwright.cost.machine import machine
 from meshwright.cost.parameters import local_parameters
-from meshwright.cost.stacks import software
+from meshwright.cost.stacks import software_of
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec
@@ -99,7 +99,9 @@ def test_parameters_of_all_stages_are_those_of_the_model(cuts, model):
     table = PlanTable.build({"pipeline": len(layout.ranks)}, layouts=[layout])
     arrays = count([layout], model=model, every_rank=True)
     cluster = selene(nodes=1)
-    priced = machine(cluster.groups[0], table, arrays.kinds, cluster=cluster, job=JOB, software=software(JOB.software))
+    priced = machine(
+        cluster.groups[0], table, arrays.kinds, cluster=cluster, job=JOB, software=software_of(JOB, cluster)
+    )
     held = local_parameters(table, priced.blocks, arrays=arrays, counts={"total": arrays.total}, model=model)
     assert held.sum() == pytest.approx(model.parameters, rel=1e-12)
 

@@ -12,9 +12,10 @@ from meshwright.catalog.devices import devices
 from meshwright.cost import SCHEDULES, PlanTable, evaluate, predict
 from meshwright.cost.evaluate import stage_rows, stage_seconds
 from meshwright.cost.operators import HEAD, block_work
-from meshwright.cost.stacks import SOFTWARE, software_of
+from meshwright.cost.stacks import SOFTWARE, software_name, software_of
 from meshwright.cost.work import LossKernel, Sizes
 from meshwright.spec.cluster import AttentionKernel, Precision
+from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import DataSpec, JobSpec, Switch
 from meshwright.spec.plan import ScheduleKind
 from meshwright.spec.report import LineName
@@ -51,6 +52,39 @@ def seconds(
         layout=even_layout(layers=len(model.layers), pipeline=1),
     )
     return predict(made)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "name"),
+    [
+        ("8xH100", "torch"),
+        ("8xMI300X", "torch"),
+        ("8xH100+8xA100", "torch"),
+        ("local:2", "torch"),
+        ("8xTPU-v5p", "xla"),
+    ],
+)
+def test_software_that_is_not_said_is_what_runs_on_the_devices(cluster, name):
+    machines = catalog.load_cluster(cluster)
+    assert software_name(JobSpec(), machines) == name
+    assert software_of(JobSpec(), machines) == SOFTWARE[name]
+    assert software_name(JobSpec(software="megatron-core"), machines) == "megatron-core"
+
+
+def test_no_software_is_taken_for_tpus_and_other_devices_at_once():
+    mixed = catalog.load_cluster("8xTPU-v5p+8xH100")
+    with pytest.raises(ConfigError, match="no software trains on TPU-v5p and H100 at once"):
+        software_of(JobSpec(), mixed)
+    assert software_of(JobSpec(software="xla"), mixed) == SOFTWARE["xla"]
+
+
+def test_a_plan_on_tpus_costs_what_xla_takes_there():
+    automatic, xla, torch = (
+        seconds(llama(**WIDE), cluster="8xTPU-v5p", software=name) for name in ("auto", "xla", "torch")
+    )
+    assert (automatic.software, torch.software) == ("xla", "torch")
+    assert automatic == xla
+    assert automatic.step_seconds < torch.step_seconds
 
 
 def test_newer_attention_is_faster_and_the_more_the_longer_the_sequence():
@@ -222,13 +256,13 @@ def test_a_job_that_compiles_has_fused_element_wise_work_and_the_same_memory():
 
 
 def test_the_loss_reads_logits_eight_bytes_compiled_and_forty_as_written():
-    one = np.ones(1)
+    one, machines = np.ones(1), catalog.load_cluster("8xH100")
     sizes = Sizes(batch=one, sequence=8.0, tensor=one, split=one, itemsize=2.0 * one, fused_loss=True)
     head = llama(**WIDE).head
     found = []
     for how in (
         replace(sizes, eager=True),
-        replace(sizes, loss_kernel=software_of(JobSpec(sequence_length=8, compile=Switch.ON)).loss_kernel),
+        replace(sizes, loss_kernel=software_of(JobSpec(sequence_length=8, compile=Switch.ON), machines).loss_kernel),
     ):
         (work,) = (part for part in block_work(head, how) if part.name == HEAD)
         found.append(float(work.traffic[0] + work.backward_traffic[0]) / (8 * head.vocab))

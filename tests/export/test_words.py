@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.export import NotExpressible, Peer, Verdict, check, export, meaning, read
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import Decay
 from meshwright.spec.model import Mixture, Routing
@@ -143,6 +143,16 @@ def test_what_a_peer_cannot_say(peer: Peer, choices: dict[str, Any], what: str) 
     with pytest.raises(NotExpressible, match=f"cannot say .*{what}") as error:
         export(design(**choices), to=peer)
     assert error.value.exit_code == 3
+
+
+@pytest.mark.parametrize("peer", Peer)
+@pytest.mark.parametrize(("kind", "what"), [(DeviceKind.TPU, "TPUs"), (DeviceKind.CPU, "processors")])
+def test_no_peer_trains_on_tpus_or_processors(peer: Peer, kind: DeviceKind, what: str) -> None:
+    entry = design()
+    (group,) = entry.cluster.groups
+    there = replace(entry.cluster, groups=(replace(group, device=replace(group.device, kind=kind)),))
+    with pytest.raises(NotExpressible, match=f"cannot say training on {what}"):
+        export(replace(entry, cluster=there), to=peer)
 
 
 @pytest.mark.parametrize("peer", Peer)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import catalog
 from meshwright.cost import predict
 from meshwright.cost.ways import met_over, ways_of_meeting
 from meshwright.report.explain import Explanation, explain_files
@@ -15,10 +16,11 @@ from meshwright.report.meetings import Meetings, Way, meetings
 from meshwright.report.rows import setting_words
 from meshwright.report.run_files import RunFiles
 from meshwright.spec.compression import TopK
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import format_bytes, format_seconds
+from tests.cost.cost_examples import design, llama
 from tests.cost.test_rounds import met
 
 
@@ -34,6 +36,12 @@ def explained(design: Design) -> Explanation:
     report = predict(design)
     files = RunFiles(path=Path("plan.json"), name="plan", is_plan=True, design=design, predicted=report)
     return explain_files(files)
+
+
+def test_what_joins_hosts_of_tpus_is_a_pod_and_what_joins_nodes_of_a_rack_a_rack() -> None:
+    for name, words in (("8xTPU-v5p", "in a pod"), ("gb200-nvl72", "in a rack")):
+        made = design(llama(), catalog.load_cluster(name), shard=8, sharding=Sharding.PARAMETERS)
+        assert {each.tier for each in met_over(made, outer_bytes=0.0)} == {words}
 
 
 @pytest.mark.parametrize("kind", [SyncKind.STREAMING, SyncKind.DILOCO])

@@ -98,6 +98,15 @@ def test_the_order_of_the_rows_is_said_and_seen(decision: Decision, width: int) 
         assert format_seconds(entry.expected_seconds) in text
 
 
+def test_what_plans_are_priced_as_is_said_and_why(decision: Decision) -> None:
+    assert "priced as torch, this runtime" in shown(decision, width=120)
+    there = replace(decision, report=replace(decision.report, software="xla"))
+    assert "priced as xla, which runs on these devices" in shown(there, width=120)
+    job = replace(decision.design.job, software="xla")
+    named = replace(there, design=replace(decision.design, job=job))
+    assert "priced as xla, the software that the job names" in shown(named, width=120)
+
+
 @pytest.mark.usefixtures("searched_once")
 def test_what_was_asked_and_what_is_a_default_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     words = [

@@ -23,7 +23,7 @@ def whole(*, every: float, stall: float, write: float) -> Outlook:
 
 def test_a_checkpoint_says_what_it_stops_and_when_it_is_safe() -> None:
     beside = checkpoint_words(whole(every=10.0, stall=0.006, write=2.4))
-    assert beside == "1 TiB; each stops training for 6.00 ms, the copy to the host, and is safe after 2.40 s"
+    assert beside == "1 TiB; each stops training for 6.00 ms, to copy it to hosts and agree, and is safe after 2.40 s"
     stopped = checkpoint_words(whole(every=100.0, stall=2.4, write=2.4))
     assert stopped == "1 TiB; each stops training for the 2.40 s that it takes to write"
 

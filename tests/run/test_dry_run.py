@@ -16,6 +16,7 @@ from meshwright.cli.app import run as main
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.jobs import jobs_of, shared_out
 from meshwright.run.dry_run import dry_run, shares_of
+from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, ExitCode, WorkerFailed
 from meshwright.spec.exchange import Exchange, TokenLayout
 from meshwright.spec.job import Switch
@@ -260,6 +261,10 @@ def test_what_the_runtime_cannot_run_is_refused_by_its_rule() -> None:
     plan = replace(entry.plan, schedule=replace(entry.plan.schedule, kind=ScheduleKind.SEQUENCE_1F1B, slices=2))
     with pytest.raises(ConfigError, match="schedule"):
         dry_run(replace(entry, plan=plan))
+    (group,) = entry.cluster.groups
+    tpus = replace(group, device=replace(group.device, kind=DeviceKind.TPU))
+    with pytest.raises(ConfigError, match="rule runtime-devices"):
+        dry_run(replace(entry, cluster=replace(entry.cluster, groups=(tpus,))))
 
 
 def test_traces_are_shared_out_once_each_and_evenly() -> None:

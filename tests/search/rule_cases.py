@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshwright.search import Scope
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.exchange import Exchange
 from meshwright.spec.job import Constraints, Switch
 from meshwright.spec.model import Tower
@@ -47,6 +47,7 @@ from tests.search.rule_designs import (
     leaping,
     met,
     odd_length,
+    of_kinds,
     of_text,
     on_paths,
     planned,
@@ -351,6 +352,16 @@ CASES = {
         "parameters kept in bf16 that are not multiplied in bf16 can be predicted and not trained yet",
     ),
     "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
+    "runtime-devices": Case(
+        lambda: of_kinds(D(), DeviceKind.ROCM),
+        lambda: of_kinds(D(), DeviceKind.TPU),
+        "plans on device can be predicted and not trained yet",
+    ),
+    "software-known": Case(
+        lambda: of_kinds(D(), DeviceKind.CUDA, DeviceKind.ROCM),
+        lambda: of_kinds(D(), DeviceKind.CUDA, DeviceKind.TPU),
+        "no software trains on device and device at once",
+    ),
     "groups-name-parameters": Case(
         lambda: grouped("layers.*.mixer.*", "head.output.weight"),
         lambda: grouped("layers.*.mixer.*", "head.outputs.weight"),

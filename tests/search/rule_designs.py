@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.schedule import planned as schedules
 from meshwright.schedule import skip
-from meshwright.spec.cluster import Link, Precision
+from meshwright.spec.cluster import DeviceKind, Link, Precision
 from meshwright.spec.job import Constraints, DataSpec, JobSpec, Source, Spike, SpikeSpec, Switch
 from meshwright.spec.low_rank import Pufferfish
 from meshwright.spec.model import MatrixRank, ModelSpec
@@ -39,6 +39,14 @@ INTERLEAVED = Schedule(kind=ScheduleKind.INTERLEAVED, microbatches=8, chunks=2)
 
 def planned(design: Design, **fields: object) -> Design:
     return replace(design, plan=replace(design.plan, **fields))
+
+
+def of_kinds(design: Design, *kinds: DeviceKind) -> Design:
+    """The same with as many devices of each of these kinds, each kind in nodes of its own."""
+    (group,) = design.cluster.groups
+    part = replace(group, devices_per_node=group.devices_per_node // len(kinds))
+    groups = tuple(replace(part, name=kind.value, device=replace(part.device, kind=kind)) for kind in kinds)
+    return replace(design, cluster=replace(design.cluster, groups=groups))
 
 
 def emptied(design: Design, rows: int) -> Design:

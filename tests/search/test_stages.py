@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from meshwright.cost.stacks import SOFTWARE
 from meshwright.search.stages import balanced_stages, block_seconds, rank_speeds
 from meshwright.spec.cluster import Precision
 from tests.search import search_samples as samples
@@ -9,11 +10,12 @@ from tests.search import search_samples as samples
 
 def test_block_times_grow_with_the_work() -> None:
     model, device, job = samples.model(vocab=4096), samples.device(), samples.job()
-    one = block_seconds(model, device, job, precision=Precision.BF16)
+    asked = {"precision": Precision.BF16, "software": SOFTWARE["torch"]}
+    one = block_seconds(model, device, job, **asked)
     assert len(one) == len(model.blocks)
     assert len(set(one[1:-1])) == 1, "equal layers take equal times"
     assert one[-1] > one[0] > 0, "the head multiplies, the embedding looks up"
-    larger = block_seconds(model, device, job, precision=Precision.BF16, microbatch=64)
+    larger = block_seconds(model, device, job, **asked, microbatch=64)
     assert all(few <= many for few, many in zip(one, larger, strict=True))
     assert sum(one) < sum(larger)
 

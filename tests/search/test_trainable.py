@@ -41,3 +41,12 @@ def test_the_best_plan_of_a_job_that_compiles_can_be_trained() -> None:
         laid = replace(compiled.design, plan=entry.plan)
         assert not [rule.name for rule in RUNTIME_RULES if rule(laid)]
     assert not compiled.predicts_only
+
+
+def test_the_best_plan_on_tpus_is_priced_as_xla_and_marked() -> None:
+    model, machines = catalog.load_model("tiny"), catalog.load_cluster("8xTPU-v5p")
+    job = catalog.load_job(None, sets=["batch_tokens=64Ki"])
+    decision, named = (search.design(model, machines, replace(job, software=name)) for name in ("auto", "xla"))
+    assert decision.report.software == "xla"
+    assert decision.ranked == named.ranked
+    assert "rule runtime-devices" in " ".join(problem.why for problem in decision.predicts_only)

@@ -29,6 +29,7 @@ _ABOVE_ZERO = frozenset(
         "memory_bandwidth",
         "optimizer_bandwidth",
         "host_bandwidth",
+        "storage_bandwidth",
         "bandwidth",
         "bytes_per_second",
         "oversubscription",
@@ -64,7 +65,11 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
     {
         **dict.fromkeys(("memory_bytes", "host_bytes"), _BYTES),
         **dict.fromkeys(
-            ("bandwidth", "across_sockets", "memory_bandwidth", "optimizer_bandwidth", "host_bandwidth"), _A_SECOND
+            (
+                *("bandwidth", "across_sockets", "memory_bandwidth", "optimizer_bandwidth"),
+                *("host_bandwidth", "storage_bandwidth"),
+            ),
+            _A_SECOND,
         ),
         **dict.fromkeys(("latency_seconds", "launch_seconds"), _DELAY),
         "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),

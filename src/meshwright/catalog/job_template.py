@@ -42,7 +42,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "trackers": "Trackers beside metrics.jsonl: tensorboard, wandb.",
         "techniques": "Techniques by name.",
         "start": "A Hugging Face folder whose weights a new run begins with; empty: drawn by the seed.",
-        "software": "What the plan is priced for: torch, or the software of a published measurement.",
+        "software": "What plans are priced as: auto (what runs on the devices: torch; on TPUs xla), or one by name.",
         "schema": "Version of this form.",
         "data": "What to train on.",
         "data.sources": "One table a corpus: a JSONL, text or xz file, or a folder of them, and its weight.",

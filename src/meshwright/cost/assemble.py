@@ -21,7 +21,6 @@ from meshwright.cost.orthogonal import orthogonal_flops, orthogonal_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.parameters import grid_parameters, local_parameters, owned_of, trained_of
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
-from meshwright.cost.stacks import software_of
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
 from meshwright.cost.thin import summed_elements
@@ -227,9 +226,15 @@ def _pipe(
 
 
 def _optimized(
-    table: PlanTable, *, arrays: LayoutArrays, counts: Mapping[str, FloatArray], model: ModelSpec, job: JobSpec
+    table: PlanTable,
+    entry: Machine,
+    *,
+    arrays: LayoutArrays,
+    counts: Mapping[str, FloatArray],
+    model: ModelSpec,
+    job: JobSpec,
 ) -> Optimized:
-    one_kernel = software_of(job).steps_narrow
+    one_kernel = entry.software.steps_narrow
     return Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer, one_kernel=one_kernel)
 
 
@@ -259,7 +264,7 @@ def _once(
             contention=entry.contention,
         )
         owned = owned_of(table, changed, arrays=arrays, counts=counts, model=model)
-        optimized = _optimized(table, arrays=arrays, counts=counts, model=model, job=job)
+        optimized = _optimized(table, entry, arrays=arrays, counts=counts, model=model, job=job)
         extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
         parts = [_compressed(optimized, extent, entry) for extent in extents]
         small = compressed_seconds(parts, slack=slack, contention=entry.contention, device=entry.group.device)
@@ -272,11 +277,9 @@ def _once(
         step = (step if entry.update is None else step + orthogonal_seconds(optimized, entry.update)) * together
         away = optimizes_away(table)
         if away.any():
-            step = np.where(
-                away[:, None],
-                away_seconds(owned, table, sizes=entry.sizes, group=entry.group, passed=host_bytes(job)),
-                step,
-            )
+            passed = host_bytes(job.optimizer, entry.software)
+            there = away_seconds(owned, table, sizes=entry.sizes, group=entry.group, passed=passed)
+            step = np.where(away[:, None], there, step)
         found = {
             "gather": _weighted(counts["total"], [s.once_gather[0] for s in entry.syncs]),
             "gradients": _weighted(counts["total"], [s.once_gradients[0] for s in entry.syncs]) + exposed + coded,
@@ -288,7 +291,7 @@ def _once(
         }
         for name, values in found.items():
             worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))
-    tied = tied_seconds(table, machines, model=model, software=software_of(job))
+    tied = tied_seconds(table, machines, model=model, software=machines[0].software)
     return _Once(tied=tied, **worst)
 
 

@@ -77,7 +77,7 @@ def _machines(table: PlanTable, arrays: LayoutArrays, *, cluster: ClusterSpec, j
     """The prices of every row by node group, of the groups that some row uses."""
     rank, valid = arrays.rank[table.layout], arrays.valid[table.layout]
     used = (covers(table, rank, cluster=cluster) & valid[..., None]).any(axis=(0, 1))
-    features = software_of(job)
+    features = software_of(job, cluster)
     return {
         index: machine(cluster.groups[index], table, arrays.kinds, cluster=cluster, job=job, software=features)
         for index in np.flatnonzero(used).tolist()
@@ -144,7 +144,7 @@ def _evaluate(
     path: Path | None,
     known: Mapping[int, Machine],
 ) -> Costs:
-    features = software_of(job)
+    features = software_of(job, cluster)
     chosen = {
         name: getattr(arrays, name).take(table.layout, axis=0)
         for name in ("total", "first", "last", "first_upto", "last_upto")
@@ -201,7 +201,7 @@ def _ways(
 
     Ranks that wait for it have no way to go besides.
     """
-    features, reach, busy = software_of(job), np.zeros(rank.shape), np.zeros(len(table))
+    features, reach, busy = software_of(job, cluster), np.zeros(rank.shape), np.zeros(len(table))
     for index in used:
         group = cluster.groups[index]
         way, carried = between_ranks(table, rank, group=group, cluster=cluster, model=model, job=job, software=features)
@@ -254,6 +254,7 @@ def _costs(
             model=context.model,
             group=entry.group,
             job=context.job,
+            software=entry.software,
         )
         host = np.maximum(host, np.where(here, held.host, 0.0))
         host_room = np.where(here, np.minimum(host_room, held.host_room), host_room)
@@ -313,7 +314,7 @@ def stage_rows(
     `known` are the `pass_seconds` of machines by node group, of blocks of `kinds`.
     """
     table = _effective(table).with_used_layouts()
-    features = software_of(job)
+    features = software_of(job, cluster)
     alone = [replace(layout, ranks=tuple(range(layout.num_stages))) for layout in table.layouts]
     arrays = count(alone, model=model, every_rank=True)
     column = [*(kinds.index(kind) for kind in arrays.kinds), -1] if known else slice(None)

@@ -17,10 +17,14 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Moments
 from meshwright.spec.outlook import Outlook
 
-# 2407.21783, section 3.3.1: storage of 2 TB/s sustained behind 16,384 devices.
+# Where the cluster names no storage: 2407.21783, section 3.3.1, 2 TB/s sustained behind 16,384 devices.
 STORAGE_BYTES_PER_SECOND = 2e12 / 16384
 # What PCI Express 4.0 of 16 lanes sustains of its 31.5 GB/s, where a node's host link is not known.
 HOST_BYTES_PER_SECOND = 25e9
+# One message between two ranks over sockets, as of the catalog's Ethernet.
+_MESSAGE_SECONDS = 30e-6
+# Sizes, then values: what gathers objects of all ranks, each of them a turn around a ring (train/checkpoint/peers.py).
+_TURNS = 2
 # MegaScale, 2402.15627: failures are found and diagnosed in less than ten minutes on average.
 RESTART_SECONDS = 600.0
 # 2211.02001: what the building that trained BLOOM draws for a watt of its machines.
@@ -77,10 +81,11 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
     moment = 2.0 if getattr(job.optimizer, "state", Moments.FP32) is Moments.BF16 else float(sizes.wide[0])
     each = float(sizes.master[0]) + mean_moments(model, job.optimizer) * moment
     size = model.parameters * each
-    write = size / (world * STORAGE_BYTES_PER_SECOND)
-    copied = max(_copy_seconds(size / world, group) for group in cluster.groups)
-    stall = min(write, copied) if job.checkpoint.asynchronous else write
-    restart = RESTART_SECONDS + write
+    stored = size / (cluster.storage_bandwidth or world * STORAGE_BYTES_PER_SECOND)
+    copied, agreed = max(_copy_seconds(size / world, group) for group in cluster.groups), agreed_seconds(world)
+    write = max(stored, copied) + agreed
+    stall = copied + agreed if job.checkpoint.asynchronous else write
+    restart = RESTART_SECONDS + stored
     saving = None
     if failures:
         saving = save(
@@ -106,8 +111,13 @@ def outlook(table: PlanTable, *, step_seconds: float, model: ModelSpec, cluster:
         restart_seconds=restart,
         dollars=None if dollars is None else hours * dollars,
         kilowatt_hours=None if watts is None else hours * watts * POWER_USAGE_EFFECTIVENESS / 1000.0,
-        assumed=_assumed(failures=bool(failures), watts=watts is not None),
+        assumed=_assumed(failures=bool(failures), watts=watts is not None, storage=cluster.storage_bandwidth),
     )
+
+
+def agreed_seconds(world: int) -> float:
+    """Until every one of `world` ranks knows what a save took on all others: training waits for it."""
+    return _TURNS * (world - 1) * _MESSAGE_SECONDS
 
 
 def _copy_seconds(size: float, group: NodeGroup) -> float:
@@ -168,13 +178,12 @@ def _failures(device: DeviceSpec) -> float | None:
     return None if device.hours_between_failures is None else 1.0 / device.hours_between_failures
 
 
-def _assumed(*, failures: bool, watts: bool) -> tuple[str, ...]:
+def _assumed(*, failures: bool, watts: bool, storage: float | None) -> tuple[str, ...]:
     told = []
     if failures:
-        rate = STORAGE_BYTES_PER_SECOND / 1e6
-        told.append(
-            f"storage takes {rate:.0f} MB/s a device, and a restart {RESTART_SECONDS / 60.0:.0f} min and a read"
-        )
+        each = f"{STORAGE_BYTES_PER_SECOND / 1e6:.0f} MB/s a device, as the cluster names none"
+        rate = each if storage is None else f"{storage / 1e9:,.4g} GB/s, as the cluster says"
+        told.append(f"storage takes {rate}; a restart takes {RESTART_SECONDS / 60.0:.0f} min and a read")
     else:
         told.append("no failure rate of these devices is known: failures are not counted")
     if watts:

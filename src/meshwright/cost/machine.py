@@ -37,6 +37,7 @@ class Machine:
     """
 
     group: NodeGroup
+    software: Software
     contention: Contention | None
     sharing: Sharing
     sizes: StateBytes
@@ -123,6 +124,7 @@ def machine(
     ]
     return Machine(
         group=group,
+        software=software,
         contention=found.contention,
         sharing=sharing,
         sizes=sizes,

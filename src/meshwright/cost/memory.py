@@ -31,7 +31,7 @@ from meshwright.cost.parameters import (
 )
 from meshwright.cost.pipeline import Shape, held
 from meshwright.cost.round_memory import RoundBytes, round_bytes
-from meshwright.cost.stacks import software_of
+from meshwright.cost.software import Software
 from meshwright.cost.stage_order import in_turns, turns
 from meshwright.cost.states import (
     ZERO1,
@@ -72,16 +72,17 @@ def memory(
     model: ModelSpec,
     group: NodeGroup,
     job: JobSpec,
+    software: Software,
     least: bool = False,
 ) -> Peak:
     """Bytes on every rank shown at the rank's own peak. At the `least` it is not known which moment is the peak, and
     that of most plans is taken."""
-    features, device = software_of(job), group.device
+    device = group.device
     changed = trained_of(blocks, kinds=arrays.kinds)
     extents = by_extent(table, changed, arrays=arrays, counts=counts, model=model)
     optimized = Optimized(table=table, arrays=arrays, counts=counts, model=model, spec=job.optimizer)
-    local = _local(table, blocks, changed, extents, optimized, eager=features.eager)
-    state = states(table, local, away=optimizes_away(table), software=features, device=device)
+    local = _local(table, blocks, changed, extents, optimized, eager=software.eager)
+    state = states(table, local, away=optimizes_away(table), software=software, device=device)
     state = without_parameters(state, keeps_parameters_away(table), table=table, local=local)
     source = Holdings(
         table=table,
@@ -89,11 +90,11 @@ def memory(
         arrays=arrays,
         model=model,
         hidden=_hidden_bytes(table, model=model, job=job),
-        shared=shared_bytes(table, arrays=arrays, model=model, job=job, device=device, software=features),
+        shared=shared_bytes(table, arrays=arrays, model=model, job=job, device=device, software=software),
         turns=turns(table, shape),
-        eager=features.eager,
+        eager=software.eager,
     )
-    fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=features)
+    fixed = fixed_bytes(table, arrays=arrays, counts=counts, model=model, device=device, job=job, software=software)
     entry = collect(source, counts, shape=shape, fixed=fixed)
     met = round_bytes(table, local.trained_owned, model=model, largest=partial(_largest_block, extents, changed))
     peak = heaviest_moment(
@@ -103,7 +104,7 @@ def memory(
         counts=counts,
         shape=shape,
         kind=device.kind,
-        software=features,
+        software=software,
         way=_way(extents, changed, optimized, processor=device.kind is DeviceKind.CPU),
         besides=() if met is None else (met.between(state.after, entry.fixed, gathered=state.gathered),),
         least=least,

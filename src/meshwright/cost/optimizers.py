@@ -15,7 +15,6 @@ from meshwright.cost.network import collective
 from meshwright.cost.placement import distinct, ring
 from meshwright.cost.products import ProductRates
 from meshwright.cost.software import Software
-from meshwright.cost.stacks import software_of
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
@@ -80,11 +79,11 @@ def least_seconds(owned: FloatArray, *, spec: Optimizer, device: DeviceSpec) -> 
     return np.asarray(owned * min(_passes(rule, 0.0) for rule in _rules(spec)) / fastest)
 
 
-def host_bytes(job: JobSpec) -> float:
+def host_bytes(spec: Optimizer, software: Software) -> float:
     """Bytes of a parameter that a step of a host reads and writes in fp32, of the rule of most: 28 by AdamW, and what
     the software passes beside it."""
-    most = max(_passes(rule, 4.0, processor=True) for rule in _rules(job.optimizer))
-    return float(most) + software_of(job).host_bytes
+    most = max(_passes(rule, 4.0, processor=True) for rule in _rules(spec))
+    return float(most) + software.host_bytes
 
 
 def mean_moments(model: ModelSpec, spec: Optimizer) -> float:

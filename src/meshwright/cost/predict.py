@@ -14,6 +14,7 @@ from meshwright.cost.evaluate import evaluate
 from meshwright.cost.goodput import outlook
 from meshwright.cost.placed import as_placed
 from meshwright.cost.quorum import paced
+from meshwright.cost.stacks import software_name
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
@@ -109,6 +110,7 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         outlook=outlook(table, step_seconds=step.seconds, model=model, cluster=cluster, job=job),
         total_tokens=design.job.total_tokens,
         price_per_hour=_price(plan, cluster),
+        software=software_name(job, cluster),
         notes=_notes(design),
         detail=_detail(costs),
     )

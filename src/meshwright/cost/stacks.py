@@ -15,9 +15,9 @@ from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.software import Software
 from meshwright.cost.variants import VARIANTS, changed, plain_names
 from meshwright.cost.work import LossKernel
-from meshwright.spec.cluster import AttentionKernel
+from meshwright.spec.cluster import AttentionKernel, ClusterSpec, DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import JobSpec, Switch
+from meshwright.spec.job import Automatic, JobSpec, Switch
 
 _LAYER_SECONDS = 1e-3  # python of a dense layer in eager Megatron: explains launch-bound A100 runs (docs/lab.md)
 _QWEN3_KERNELS = ATTENTION_KERNELS + ROTARY_KERNELS + QUERY_KEY_NORM_KERNELS
@@ -166,6 +166,7 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
+OWN, _ON_TPUS = "torch", "xla"  # this runtime, and what runs where it does not
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
         "torch": Software(agrees_on_scales=True, grouped_experts=True),
@@ -261,11 +262,28 @@ def software(name: str) -> Software:
     return _repeating(found, modules)
 
 
-def software_of(job: JobSpec) -> Software:
-    """The software of `job`, as it runs where the job compiles what it does operator by operator: element-wise work and
-    norms are fused, and a loss of its own reads logits once for the largest, once for their exponentials, and once to
-    write their gradients over them."""
-    found = software(job.software)
+def software_name(job: JobSpec, cluster: ClusterSpec) -> str:
+    """The name of what plans of `job` are priced as: what it says, else what runs on the devices of `cluster`, this
+    runtime or on TPUs XLA. Raises ConfigError where it says nothing and nothing runs on all of them at once."""
+    if job.software != Automatic.AUTO:
+        return job.software
+    of_tpus = {group.device.kind is DeviceKind.TPU: group.device.name for group in cluster.groups}
+    if len(of_tpus) == 1:
+        return _ON_TPUS if True in of_tpus else OWN
+    raise ConfigError(
+        Problem(
+            what=f"no software trains on {of_tpus[True]} and {of_tpus[False]} at once",
+            where="job.software",
+            fix=f"plan for one of them, or price all devices as one software: --set software={_ON_TPUS}",
+        )
+    )
+
+
+def software_of(job: JobSpec, cluster: ClusterSpec) -> Software:
+    """The software of `job` on `cluster`, as it runs where the job compiles what it does operator by operator:
+    element-wise work and norms are fused, and a loss of its own reads logits once for the largest, once for their
+    exponentials, and once to write their gradients over them."""
+    found = software(software_name(job, cluster))
     if job.compile is not Switch.ON or not found.eager:
         return found
     kernel = LossKernel(tops=True) if found.fused_loss and found.loss_kernel is None else found.loss_kernel

@@ -209,8 +209,10 @@ def _rings(design: Design, axes: Sequence[AxisName]) -> tuple[ClusterSpec, list[
 def tier(design: Design, *axes: AxisName) -> str:
     """The farthest links that ranks along `axes` of the plan meet over, in words."""
     cluster, around = _rings(design, axes)
+    rack = cluster.groups[0].rack
+    joined = "rack" if rack is None or rack.torus is None else "pod"
     if any(each.sites[0] > 1.0 for each in around) and cluster.has_uplinks:
         return "between sites"
     if any(each.racks[0] > 1.0 for each in around):
-        return "between racks" if cluster.groups[0].rack is not None else "between nodes"
-    return "in a rack" if any(each.nodes[0] > 1.0 for each in around) else "in a node"
+        return "between nodes" if rack is None else f"between {joined}s"
+    return f"in a {joined}" if any(each.nodes[0] > 1.0 for each in around) else "in a node"

@@ -101,8 +101,10 @@ def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     what = f"{int(world[0])} ranks on nodes of {per_node} devices"
     refusals.when((world > per_node) & (world % per_node != 0), "plan.axes", what, fix="use whole nodes")
     refuse_optimizer(said.job, refusals)
-    cpu = any(group.device.kind is DeviceKind.CPU for group in groups)
+    kinds = {group.device.kind for group in groups}
+    cpu, tpu = DeviceKind.CPU in kinds, DeviceKind.TPU in kinds
     refusals.when(cpu, "cluster.groups", "training on processors", why="its recipes need accelerators")
+    refusals.when(tpu, "cluster.groups", "training on TPUs", why="its processes meet over NCCL")
 
 
 def _of_a_family(routing: Routing) -> bool:

@@ -9,13 +9,14 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from meshwright.cost.stacks import OWN
 from meshwright.report.rows import row_words
 from meshwright.report.terminal_parts import WIDE, bullets, table, title
 from meshwright.report.terminal_step import WaterfallView
 from meshwright.report.waterfall import waterfall
 from meshwright.search import Rejection
 from meshwright.search.candidate import Candidate, Decision
-from meshwright.spec.job import Objective
+from meshwright.spec.job import Automatic, Objective
 from meshwright.spec.outlook import Outlook
 from meshwright.spec.report import MemoryPart, Report, StageMemory
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
@@ -74,14 +75,26 @@ def heading(value: Decision) -> Text:
 
 
 def job_words(value: Decision) -> tuple[str, ...]:
-    """What of the job was asked for and what are defaults, where that is known; and the trainer plans are held to."""
+    """What of the job was asked for and what are defaults, where that is known; the trainer plans are held to, and what
+    they are priced as."""
     parts = []
     for name, figures in (("asked", value.asked), ("defaults", value.defaults)):
         told = ", ".join(f"{field} {figure}" for field, figure in figures.items())
         parts += [f"{name}: {told}"] if told else []
     change = " (change one with --set)" if value.defaults else ""
     lines = [f"{'; '.join(parts)}{change}"] if parts else []
-    return (*lines, *([f"only plans that {value.trainer} has words for"] if value.trainer else []))
+    lines += [f"only plans that {value.trainer} has words for"] if value.trainer else []
+    return (*lines, *_software_words(value))
+
+
+def _software_words(value: Decision) -> tuple[str, ...]:
+    """What software the plans are priced as, and why that."""
+    name = value.report.software
+    if not name:
+        return ()
+    if value.design.job.software != Automatic.AUTO:
+        return (f"priced as {name}, the software that the job names",)
+    return (f"priced as {name}, {'this runtime' if name == OWN else 'which runs on these devices'}",)
 
 
 def ranked(candidates: Sequence[Candidate], *, width: int, objective: Objective = Objective.TIME) -> Table:
@@ -193,7 +206,7 @@ def checkpoint_words(value: Outlook) -> str:
     if value.checkpoint_hurries:
         return f"{size}; too often: each takes {written} to write, and training waits for the one before"
     if value.stall_seconds < value.write_seconds:
-        return f"{size}; each stops training for {stall}, the copy to the host, and is safe after {written}"
+        return f"{size}; each stops training for {stall}, to copy it to hosts and agree, and is safe after {written}"
     return f"{size}; each stops training for the {written} that it takes to write"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright import cost, search
 from meshwright.cost.fixed_buffers import workspace_bytes
-from meshwright.cost.stacks import software_of
+from meshwright.cost.stacks import OWN, software_name, software_of
 from meshwright.cost.traffic_rounds import steps_between
 from meshwright.run.children import RaisedThere, in_children
 from meshwright.run.dry.count import RankCount, content
@@ -126,7 +126,7 @@ def with_traffic(design: Design, predicted: Report) -> Report:
 
     Only of the software that runs here: what others send is theirs.
     """
-    if design.job.software != "torch":
+    if software_name(design.job, design.cluster) != OWN:
         return predicted
     rank = int(predicted.detail.get("busiest_rank", 0.0))
     sent = {line.name: line for line in _collectives({}, cost.traffic(design, rank=rank).bytes, predicted.step.origin)}
@@ -158,7 +158,7 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
         origin=Origin.COUNTED, lines=tuple(lines),
     )  # fmt: skip
     told = {stage.rank: stage for stage in predicted.memory}
-    workspace = workspace_bytes(design.cluster.groups[0].device, software=software_of(design.job))
+    workspace = workspace_bytes(design.cluster.groups[0].device, software=software_of(design.job, design.cluster))
     memory = tuple(_stage(count, told[count.rank], workspace=workspace) for count in ranks)
     return replace(
         predicted,
@@ -169,6 +169,7 @@ def counted_report(design: Design, predicted: Report, ranks: Sequence[RankCount]
         fit_probability=None,
         outlook=None,
         bottleneck="",
+        software="",
         notes=_notes(design, ranks),
         detail={"shown rank": float(chosen.rank)},
     )

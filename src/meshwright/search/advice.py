@@ -13,7 +13,7 @@ from meshwright.search.explain import changes
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions
 from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import DeviceSpec, Precision
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import Automatic, JobSpec
 from meshwright.spec.plan import AxisName, Design
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.synchronize import SyncKind
@@ -91,7 +91,7 @@ def advise_masks(ranked: Sequence[tuple[Design, Report]]) -> tuple[str, ...]:
 
 def advise_stack(job: JobSpec, trainer: Trainer | None) -> tuple[str, ...]:
     """One line where a plan for another trainer is priced as this runtime runs it."""
-    if trainer is None or job.software != JobSpec().software or job.software == trainer.stack:
+    if trainer is None or job.software != Automatic.AUTO or job.software == trainer.stack:
         return ()
     masks = ", and data.document_mask=false where it masks none" if job.data.document_mask else ""
     return (

@@ -147,7 +147,7 @@ class Bounds:
             contention=self._least.contention[group.name],
             group=group,
             cluster=self._cluster,
-            software=software_of(self._job),
+            software=software_of(self._job, self._cluster),
             has_first=has_first,
         )
 
@@ -174,7 +174,7 @@ class Bounds:
         times = times_crossed(table.schedule, microbatches=microbatches, chunks=chunks)
         once = np.where((table.pipeline > 1) & (table.chunks == 1), forward @ self._number, 0.0)
         carried = self._carried(table, times) + once
-        if software_of(self._job).waits_for_transfers:
+        if software_of(self._job, self._cluster).waits_for_transfers:
             return carried
         if table.layouts != self._shown:
             self._every, self._shown = count(table.layouts, model=self._model, every_rank=True), table.layouts
@@ -201,7 +201,7 @@ class Bounds:
                 cluster=self._cluster,
                 model=self._model,
                 job=self._job,
-                software=software_of(self._job),
+                software=software_of(self._job, self._cluster),
             )
             for group in self._cluster.groups
         ]
@@ -249,9 +249,10 @@ class Bounds:
             here = np.zeros_like(here) if group.device.kind is DeviceKind.CPU else here
             away = optimizes_away(table)
             if away.any():
+                passed = host_bytes(self._job.optimizer, software_of(self._job, self._cluster))
                 here = np.where(
                     away[:, None],
-                    away_seconds(owned, table, sizes=state_bytes(table), group=group, passed=host_bytes(self._job)),
+                    away_seconds(owned, table, sizes=state_bytes(table), group=group, passed=passed),
                     here,
                 )
             found.append(here[:, 0])
@@ -289,6 +290,7 @@ class Bounds:
                 model=self._model,
                 group=group,
                 job=self._job,
+                software=software_of(self._job, self._cluster),
                 least=True,
             )
             held = np.sum(list(peak.parts.values()), axis=0).max(axis=1)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from meshwright.cost.stacks import software_of
 from meshwright.search.compression_rules import SOUND, compression_problem
 from meshwright.search.constraints import limits
 from meshwright.search.degree_rules import beyond_positions
@@ -22,7 +23,7 @@ from meshwright.spec.plan import Design, Offload
 from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.tensors import prefix, tensors
 
-GROUPS = "groups-name-parameters"
+GROUPS, SOFTWARE = "groups-name-parameters", "software-known"
 
 
 def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None) -> None:
@@ -41,6 +42,8 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
     if too_long is not None:
         problems.append(replace(too_long, why="rule sequence-fits-positions"))
     problems += [name_rule(problem, GROUPS) for problem in group_problems(model, job)]
+    if (mixed := software_problem(cluster, job)) is not None:
+        problems.append(name_rule(mixed, SOFTWARE))
     for place, compression in enumerate(job.synchronize.compressions):
         unsound = compression_problem(compression, where=f"job.synchronize.compressions[{place}]")
         problems += [] if unsound is None else [name_rule(unsound, SOUND)]
@@ -178,4 +181,21 @@ def _precision_problems(cluster: ClusterSpec, job: JobSpec, precision: Precision
     ]
 
 
-JOB_RULES = (Rule(name=GROUPS, scope=Scope.PLAN, check=groups_name_parameters),)
+def software_problem(cluster: ClusterSpec, job: JobSpec) -> Problem | None:
+    """Why nothing is known that plans of `job` on `cluster` could be priced as."""
+    try:
+        software_of(job, cluster)
+    except ConfigError as error:
+        return error.problems[0]
+    return None
+
+
+def software_known(design: Design) -> Problem | None:
+    """One software, of which it is known what it does, runs on all devices."""
+    return software_problem(design.cluster, design.job)
+
+
+JOB_RULES = (
+    Rule(name=GROUPS, scope=Scope.PLAN, check=groups_name_parameters),
+    Rule(name=SOFTWARE, scope=Scope.PLAN, check=software_known),
+)

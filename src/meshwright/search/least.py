@@ -181,7 +181,7 @@ class Least:
             "sharding": sharded * SHARDINGS.index(Sharding.PARAMETERS),
         }
         table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),)).of_job(self._job)
-        features, found = software_of(self._job), []
+        features, found = software_of(self._job, self._cluster), []
         features = replace(features, dense_masks=False) if cut else features
         for group in self._cluster.groups:
             priced = price_blocks(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)

@@ -20,6 +20,21 @@ _UPDATED_BY_HOSTS = (Offload.OPTIMIZER, Offload.PARAMETERS)
 EMULATED_PRECISIONS = tuple(precision for precision in Precision if precision.quantized)
 
 
+def devices_trained(design: Design) -> Problem | None:
+    """The runtime's processes reach every device of the plan."""
+    first = 0
+    for index, group in enumerate(design.cluster.groups):
+        if group.device.kind is DeviceKind.TPU and first < design.plan.world_size:
+            return Problem(
+                where=f"cluster.groups[{index}].device",
+                what=f"plans on {group.device.name} can be predicted and not trained yet",
+                why="torch's process groups do not reach TPUs",
+                fix="plan for GPUs or processors to train",
+            )
+        first += group.num_devices
+    return None
+
+
 def precision_trained(design: Design) -> Problem | None:
     """The runtime multiplies in the plan's precision."""
     trained = trained_precisions(design.cluster, design.model)
@@ -258,6 +273,7 @@ def rows_may_be_empty(design: Design) -> Problem | None:
 
 
 RUNTIME_RULES = (
+    Rule(name="runtime-devices", scope=Scope.RUNTIME, check=devices_trained),
     Rule(name="runtime-experts", scope=Scope.RUNTIME, check=experts_laid),
     Rule(name="runtime-schedule", scope=Scope.RUNTIME, check=schedule_played),
     Rule(name="runtime-compile", scope=Scope.RUNTIME, check=compile_fits),

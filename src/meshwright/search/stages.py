@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.cost.compute import part_seconds, rates, with_host
 from meshwright.cost.operators import block_work
 from meshwright.cost.sizes import operator_sizes
+from meshwright.cost.software import Software
 from meshwright.cost.stacks import software_of
 from meshwright.cost.table import PRECISIONS
 from meshwright.search.balance import Balancer
@@ -24,6 +25,7 @@ class Settings(TypedDict):
     """What block times depend on beside the model, the device and the job."""
 
     precision: Precision
+    software: Software
     tensor: int
     microbatch: int
 
@@ -37,15 +39,15 @@ def block_seconds(
     job: JobSpec,
     *,
     precision: Precision,
+    software: Software,
     tensor: int = 1,
     microbatch: int = 1,
     sequence_parallel: bool = False,
 ) -> tuple[float, ...]:
     """Seconds of every block, forward and backward, for one microbatch on one idle device and its tensor group."""
     index = np.array([PRECISIONS.index(precision)])
-    features = software_of(job)
-    in_turn = features.host_in_turn(device.kind)
-    figures = rates(device, precision=index, length=job.sequence_length, software=features)
+    in_turn = software.host_in_turn(device.kind)
+    figures = rates(device, precision=index, length=job.sequence_length, software=software)
     ranks = np.array([float(tensor)])
     sizes = operator_sizes(
         batch=np.array([float(microbatch)]),
@@ -54,14 +56,14 @@ def block_seconds(
         itemsize=figures.itemsize,
         device=device,
         job=job,
-        software=features,
+        software=software,
     )
 
     @cache
     def seconds(block: Block) -> float:
         total = 0.0
         for part in block_work(block, sizes):
-            spent = part_seconds(part, device=device, rates=figures, software=features)
+            spent = part_seconds(part, device=device, rates=figures, software=software)
             total += float(with_host(spent.forward, spent.host_forward, in_turn=in_turn)[0])
             total += float(with_host(spent.backward, spent.host_backward, in_turn=in_turn)[0])
         return total
@@ -87,7 +89,12 @@ def balanced_stages(
     said.
     """
     first = cluster.groups[0].device
-    settings: Settings = {"precision": precision, "tensor": tensor, "microbatch": microbatch}
+    settings: Settings = {
+        "precision": precision,
+        "software": software_of(job, cluster),
+        "tensor": tensor,
+        "microbatch": microbatch,
+    }
     seconds = block_seconds(model, first, job, **settings)
     balancer = Balancer(seconds)
     speeds = [

@@ -290,7 +290,8 @@ class ClusterSpec:
     `wide_area` joins sites, as one site sees it; a site in `uplinks` has that link in its place, and two sites meet at
     the rate of the slower one, half of each latency apart. `origin` is calibrated where the figures were measured on
     these very machines. `step_error` is the root mean square of log(predicted / measured) over whole steps on these
-    machines that the figures were not moved to explain; None where no step was compared.
+    machines that the figures were not moved to explain; None where no step was compared. `storage_bandwidth` is the
+    bytes/s at which checkpoints of all devices together are written; None where nobody says it.
     """
 
     name: str
@@ -299,6 +300,7 @@ class ClusterSpec:
     uplinks: Mapping[str, Link] = field(default_factory=dict)
     origin: Origin = Origin.ANALYTIC
     step_error: float | None = None
+    storage_bandwidth: float | None = None
     source: str = ""
     schema: int = 1
 

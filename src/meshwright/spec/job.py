@@ -287,7 +287,8 @@ class JobSpec:
     every step. `trackers` and `techniques` are names of the registries of train/observe and techniques. `start` is a
     Hugging Face folder whose weights a new run begins with; "" draws them from `seed`. With `low_rank` training ends on
     thin factors of matrices where that pays; `skip` allows microbatches that leave out stages of a pipeline. A rank
-    that waits longer than `peer_timeout_seconds` for another one ends the run.
+    that waits longer than `peer_timeout_seconds` for another one ends the run. `software` is what plans are priced as;
+    where it is not said, what runs on the devices: this runtime, and XLA on TPUs.
     """
 
     name: str = "job"
@@ -318,7 +319,7 @@ class JobSpec:
     trackers: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     start: str = ""
-    software: str = "torch"
+    software: str = Automatic.AUTO.value
     schema: int = 1
 
     @property

@@ -125,7 +125,8 @@ class Report:
     `error_band` bounds the step time as multiples of it: nine of ten measured steps lie inside, if errors stay what
     they were; `doubts` are the standard deviations of log(measured / predicted) that its causes give, each by itself.
     `fit_probability` is that every rank fits, `outlook` the whole run with its failures; None of what was measured.
-    `peak_flops` is of all devices together; None where the peak is not known, and then MFU is None.
+    `peak_flops` is of all devices together; None where the peak is not known, and then MFU is None. `software` is what
+    the seconds and bytes of a prediction are of, by its name; empty of what was counted or measured.
     """
 
     plan: str
@@ -142,6 +143,7 @@ class Report:
     bottleneck: str = ""
     total_tokens: int = 0
     price_per_hour: float | None = None
+    software: str = ""
     notes: tuple[str, ...] = ()
     detail: Mapping[str, float] = field(default_factory=dict)
     schema: int = 1

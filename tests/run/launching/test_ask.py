@@ -95,11 +95,14 @@ def test_the_last_node_may_be_used_in_part(tmp_path: Path) -> None:
 
 
 def test_devices_that_nothing_starts_on_are_named(tmp_path: Path) -> None:
+    from meshwright.run.launching.start import document
+
     made = on_gpus(tmp_path)
     (group,) = made.cluster.groups
     device = replace(group.device, kind=DeviceKind.TPU)
-    with pytest.raises(ConfigError, match="lies on TPUs"):
-        shares(replace(made, cluster=replace(made.cluster, groups=(replace(group, device=device),))))
+    there = replace(made, cluster=replace(made.cluster, groups=(replace(group, device=device),)))
+    with pytest.raises(ConfigError, match="do not reach TPUs; rule runtime-devices"):
+        document(there, ask("slurm"))
 
 
 def test_the_grace_covers_steps_and_saves_and_leaves_time_to_train(tmp_path: Path) -> None:

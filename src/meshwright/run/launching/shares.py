@@ -39,7 +39,7 @@ class Share:
 
 
 def shares(design: Design) -> tuple[Share, ...]:
-    """Every node that the plan uses. Raises ConfigError where no process can be started for its kind of device."""
+    """Every node that the plan uses."""
     world, found = design.plan.world_size, list[Share]()
     for index, machine in enumerate(design.cluster.groups):
         for _ in range(machine.num_nodes):
@@ -47,15 +47,6 @@ def shares(design: Design) -> tuple[Share, ...]:
             count = min(machine.devices_per_node, world - first)
             if count > 0:
                 found.append(Share(node=len(found), group=index, first=first, count=count, machine=machine))
-    kinds = {share.machine.device.kind for share in found}
-    if DeviceKind.TPU in kinds:
-        raise ConfigError(
-            Problem(
-                what="the plan lies on TPUs, which torch's process groups do not reach",
-                where=f"cluster {design.cluster.name}",
-                fix="plan for GPUs or processors to train; predictions and dry runs are of any device",
-            )
-        )
     return tuple(found)
 
 

@@ -45,8 +45,8 @@ def document(design: Design, ask: Ask) -> Document:
     Raises ConfigError with what is wrong with the question or the plan, NoPlanFits where its memory is short.
     """
     check(ask)
-    found = shares(design)
     preflight.check_plan(design)
+    found = shares(design)
     _check_is_here(design, ask)
     if ask.place.is_far:
         _check_far_paths(design)

@@ -71,6 +71,7 @@ class Store:
         self._thread: threading.Thread | None = None
         self._failure: Problem | None = None
         self._write_seconds: float | None = None
+        self._agreeing_seconds = 0.0
         self._saving = 0
         self._written: dict[int, Written] = {}
         self._staging = Staging()
@@ -261,8 +262,12 @@ class Store:
             self._peers.close()
 
     def _agreed(self, stall_seconds: float, step_seconds: float) -> SaveTook:
-        """The largest of all ranks."""
-        everyone = self._peers.gather((stall_seconds, self._write_seconds or 0.0, step_seconds))
+        """The largest of all ranks; that they hear of it stops training too, as long as it took the last time."""
+        began = time.perf_counter()
+        everyone = self._peers.gather(
+            (stall_seconds + self._agreeing_seconds, self._write_seconds or 0.0, step_seconds)
+        )
+        self._agreeing_seconds = time.perf_counter() - began
         stall, write, step = (max(each) for each in zip(*everyone, strict=True))
         return SaveTook(stall_seconds=stall, write_seconds=write or None, step_seconds=step)
 

@@ -63,6 +63,7 @@ def measured_report(*, plan: Plan, predicted: Report, ranks: Sequence[RankSample
         memory=memory,
         error_band=(1.0, 1.0),
         bottleneck=_bottleneck(step),
+        software="",
         notes=(*_imbalance(lines), _SCALING_NOTE, *_memory_notes(ranks)),
         detail=_detail(lines, ranks),
     )
