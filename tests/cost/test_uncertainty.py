@@ -164,3 +164,13 @@ def test_no_plan_is_surer_than_the_least_upper_end(name, error):
             )
             assert np.all(np.diff(ends) > 0.0)
             assert report.step_seconds < ends[-1] <= report.step_seconds * report.error_band[1] * (1.0 + 1e-12)
+
+
+def test_two_sites_of_the_same_machines_are_not_unlike_ones():
+    one = selene(nodes=2)
+    near, far = (replace(one.groups[0], name=name, site=name, num_nodes=1) for name in ("near", "far"))
+    apart = replace(one, groups=(near, far))
+    found = causes(design(llama(), apart, replicate=16))
+    assert found[Cause.MIXED] == 0.0
+    other = replace(far, device=replace(far.device, name="another"))
+    assert causes(design(llama(), replace(apart, groups=(near, other)), replicate=16))[Cause.MIXED] == 1.0

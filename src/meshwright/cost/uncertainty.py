@@ -201,7 +201,6 @@ def _settled(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: J
         return np.asarray((used & np.array(unknown)).any(axis=1), dtype=np.float64)
 
     devices = [group.device for group in cluster.groups]
-    kinds = [(group.device.name, group.site) for group in cluster.groups]
     return {
         Cause.SOFTWARE: np.ones(rows),
         Cause.SCHEDULE: _UNSEEN_SCHEDULES[table.schedule],
@@ -210,7 +209,7 @@ def _settled(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: J
         Cause.EXPERTS: np.full(rows, float(_has_experts(model))),
         Cause.ANALOGY: any_device([by_analogy(device) for device in devices]),
         Cause.VENDOR: any_device([_is_unseen(device) for device in devices]),
-        Cause.MIXED: any_device([kind != kinds[0] for kind in kinds]),
+        Cause.MIXED: any_device([device.name != devices[0].name for device in devices]),
         Cause.DEVICES: np.log2(np.maximum(table.world / EVIDENCE_DEVICES, 1.0)),
         Cause.LENGTH: np.full(rows, _doublings(job)),
     }
