@@ -51,3 +51,14 @@ def test_what_masks_of_documents_cost_is_spoken_of_where_all_scores_are_worked_o
     assert whole.report.step_seconds < 0.98 * found.report.step_seconds
     assert "less time" in line
     assert not any("data.document_mask" in line for line in whole.why)
+
+
+def test_learners_that_are_advised_are_those_that_lose_least_for_what_they_save():
+    """Over a slow link all of them hide what they send: eager, streaming and CO2 take as long."""
+    cluster = catalog.load_cluster("2x1xA100")
+    slow = replace(cluster.groups[0].nic, bandwidth=12.5e6)
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], nic=slow),))
+    job = replace(samples.job(), sequence_length=512, batch_tokens=65536)
+    found = design(catalog.load_model("llama-5m"), cluster, job, top=1)
+    (line,) = [line for line in found.why if "learners that meet as" in line]
+    assert "2 learners that meet as eager every" in line

@@ -12,6 +12,7 @@ from meshwright.cost.ways import WayOfMeeting, ways_of_meeting
 from meshwright.search.explain import changes
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions
 from meshwright.search.trainer import Trainer
+from meshwright.search.worth import TRIED, worth_of_kind
 from meshwright.spec.cluster import DeviceSpec, Precision
 from meshwright.spec.job import Automatic, JobSpec
 from meshwright.spec.plan import AxisName, Design
@@ -34,13 +35,15 @@ def advise(design: Design, report: Report) -> tuple[str, ...]:
 
 
 def advice(design: Design, ways: Sequence[WayOfMeeting]) -> tuple[str, ...]:
-    """As `advise`, of what every way of meeting would cost, the plan as it is first."""
+    """As `advise`, of what every way of meeting would cost, the plan as it is first: of learners whose loss was
+    measured, those that are soonest at the same loss."""
     kinds = allowed_meetings(design.job)
-    own, others = ways[:1], [way for way in ways if way.fits and way.kind not in kinds and way.every]
+    own, others = ways[:1], [way for way in ways if way.fits and way.kind in TRIED and way.every]
     learners = {kind.value for kind in SyncKind if kind.has_learners}
     if not own or own[0].every or learners & set(kinds) or not others:
         return ()
-    best = min(others, key=lambda way: way.step_seconds)
+    parameters = float(design.model.parameters)
+    best = min(others, key=lambda way: way.step_seconds * worth_of_kind(way.kind, parameters=parameters))
     saved = 1.0 - best.step_seconds / own[0].step_seconds
     if saved <= WORTH:
         return ()
