@@ -82,9 +82,19 @@ def test_a_module_gives_what_it_gives_on_one_device(pool: Pool, kind: str, degre
                 numpy.testing.assert_allclose(found[part][name], x, atol=TOLERANCE, rtol=0, err_msg=f"{part} {name}")
 
 
-def test_ranks_of_the_tensor_axis_drop_the_same(pool: Pool) -> None:
-    one, other = pool.run(foreign_cases.dropped, ranks=2)
+def test_ranks_of_the_tensor_axis_drop_the_same_of_what_is_whole_and_their_own_of_their_parts(pool: Pool) -> None:
+    (one, half), (other, second) = pool.run(foreign_cases.dropped, ranks=2)
     assert one == other
+    assert 0.4 < (half == second).mean() < 0.6
+
+
+def test_a_module_that_a_list_holds_several_times_keeps_its_weights(pool: Pool) -> None:
+    assert max(pool.run(foreign_cases.again, ranks=2)) < 1e-5
+
+
+@pytest.mark.parametrize("used", ["one.weight", "other.weight"])
+def test_a_matrix_all_of_which_is_used_is_whole(pool: Pool, used: str) -> None:
+    assert max(pool.run(foreign_cases.summed, used, ranks=2)) < 1e-5
 
 
 def test_a_module_without_memory_is_given_weights_later(pool: Pool) -> None:
