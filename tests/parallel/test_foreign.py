@@ -249,6 +249,35 @@ def test_modules_that_cannot_be_laid_are_refused() -> None:
             parallelize(module, PLAIN)
 
 
+class Scaled(nn.Linear):
+    """A matrix and one number."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("module", "degrees", "words"),
+    [
+        (Scaled(), {"shard": 2}, r"^scale: is one number .*module-shards-have-rows.*shape \(1,\)"),
+        (
+            nn.Sequential(nn.Linear(4, 4).double(), nn.Linear(4, 4)),
+            {},
+            r"0.weight: is in fp64 .*laid in one dtype .*one-w",
+        ),
+        (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), {"tensor": 2}, r"0: max_norm 1 changes rows .*by-backward"),
+        (nn.Embedding(4, 4, max_norm=1.0), {"replicate": 2}, r"Embedding: max_norm 1 .*; use max_norm None"),
+    ],
+    ids=["number", "widths", "norms of tensor ranks", "norms of replicas"],
+)
+def test_parameters_that_a_plan_cannot_keep_are_refused_by_name(
+    module: nn.Module, degrees: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parallelize(module, plan_of_degrees(precision="fp32", **degrees), example=(torch.zeros(1, 4),))
+
+
 class Turned(nn.Module):
     """Rotary turns as complex numbers, as Llama's own code has them."""
 
