@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from meshwright.parallel.foreign import Parallelized, parallelize
+from meshwright.parallel.torch_compat import plain
 from meshwright.spec.degrees import plan_of_degrees
 from tests.parallel.foreign_models import VOCAB, WIDTH, Gpt2, case
 
@@ -92,10 +94,59 @@ class Dropping(nn.Module):
         return self.steps(x)
 
 
-def dropped() -> float:
+def dropped() -> tuple[float, Any]:
+    """The sum of what comes out, which ranks share, and where this rank's half of the features is dropped."""
     torch.manual_seed(dist.get_rank())
     laid = parallelize(Dropping(), plan_of_degrees(tensor=2, precision="fp32"), example=(torch.zeros(2, WIDTH),))
-    return float(laid.module(torch.ones(64, WIDTH)).sum())
+    half: list[Tensor] = []
+    laid.module.steps[1].register_forward_hook(lambda _module, _args, x: half.append(plain(x).detach()))
+    total = float(laid.module(torch.ones(64, WIDTH)).sum())
+    return total, (half[0] == 0).numpy()
+
+
+class Again(nn.Module):
+    """One module at several places of a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        block = nn.Sequential(nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
+        self.layers = nn.ModuleList([block, block, block])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def again() -> float:
+    """How far what `Again` gives on two tensor ranks is from what it gives on one."""
+    x = torch.ones(3, WIDTH)
+    laid = parallelize(Again(), plan_of_degrees(tensor=2, precision="fp32"), example=(x,))
+    assert laid.rules is not None
+    assert laid.rules.divided
+    return float((laid.module(x) - Again()(x)).abs().max())
+
+
+class Summed(nn.Module):
+    """A matrix that a product divides, and all of which is used beside it."""
+
+    def __init__(self, used: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.one, self.other = used, nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.other(self.one(x).relu())
+        return made * attrgetter(self.used)(self).sum()
+
+
+def summed(used: str) -> float:
+    x = torch.ones(3, WIDTH)
+    steps = nn.Sequential(Summed(used), nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH))
+    expected = steps(x)
+    laid = parallelize(steps, plan_of_degrees(tensor=2, precision="fp32"), example=(x,))
+    return float((laid.module(x) - expected).abs().max())
 
 
 def without_memory() -> tuple[bool, float]:

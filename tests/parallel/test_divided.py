@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.parallel.divided import Divided, Division, ImaginedAxis, Indivisible, divided, order, own
-from meshwright.parallel.divided_functions import Ruled
+from meshwright.parallel.divided_functions import ALONG, REDUCTIONS, Ruled
 from meshwright.parallel.torch_compat import plain
 
 RANKS = 2
@@ -58,6 +58,9 @@ SAME: tuple[tuple[str, Division, Function], ...] = (
     ("a norm of a head", HEADS, lambda x: functional.layer_norm(x.view(2, 3, 4, 2), (2,))),
     ("scores", HEADS, lambda x: _heads(x) @ _heads(x + 1).transpose(-2, -1) + MASK),
     ("attention", HEADS, lambda x: functional.scaled_dot_product_attention(_heads(x), _heads(x), _heads(OTHER), MASK)),
+    ("the end narrowed", HEADS, lambda x: x.narrow(1, -2, 2)),
+    ("turned", HEADS, lambda x: x.mT * x[:, 0].T.t()[..., None]),
+    ("the greater of two", HEADS, lambda x: torch.max(x, OTHER) + torch.min(OTHER, x) + x.max(other=OTHER)),
     ("cast", HEADS, lambda x: x.to(torch.float64).type_as(x).float()),
 )
 
@@ -99,6 +102,10 @@ REFUSED: tuple[tuple[str, Division, Function, str], ...] = (
     ("topk", HEADS, lambda x: x.topk(2), "topk has no rule"),
     ("into a whole", HEADS, lambda x: torch.zeros(2, 3, 8).add_(x), "a whole tensor is changed"),
     ("written", HEADS, lambda x: x.__setitem__(0, 0.0), "__setitem__ has no rule"),
+    ("rolled flat", HEADS, lambda x: torch.roll(x, 5), "roll along divided features"),
+    ("rolled", HEADS, lambda x: x.roll(1, -1), "roll along divided features"),
+    ("flipped", HEADS, lambda x: x.flip(1, 2), "flip along divided features"),
+    ("into another", HEADS, lambda x: torch.add(x, 1, out=OTHER), "add into a tensor that is there"),
     ("spelt oddly", HEADS, lambda x: x.squeeze(), "squeeze called so has no rule"),
 )
 
@@ -117,3 +124,59 @@ def test_the_order_of_ranks_and_back() -> None:
     places = order(Division(dim=0, pieces=GROUPED.pieces), ranks=2)
     assert torch.equal(torch.cat(parts), whole[places])
     assert torch.equal(torch.cat(parts)[torch.tensor(places).argsort()], whole)
+
+
+PLACES: tuple[Any, ...] = (0, 1, 2, -1, -2, -3, (1, 2), (0, 1), [0, -1], (2,), (1,), [])
+BEFORE: dict[str, tuple[Any, ...]] = {"roll": (1,), "norm": (2,), "normalize": (2.0,)}  # what a call names first
+
+
+def _called(name: str) -> list[tuple[str, Function]]:
+    """Every way in which a function can be told its dims, or told none; not all of them are torch's."""
+    before, homes = BEFORE.get(name, ()), [torch, Tensor, functional]
+    found: list[tuple[str, Function]] = []
+    for func in [getattr(home, name) for home in homes if hasattr(home, name)]:
+        found.append((f"{name}()", lambda x, f=func: f(x, *before)))
+        found += [(f"{name}({flag})", lambda x, f=func, flag=flag: f(x, *before, flag)) for flag in (True, False)]
+        for place in PLACES:
+            spread = place if isinstance(place, (tuple, list)) else (place,)
+            found += [
+                (f"{name}({place})", lambda x, f=func, place=place: f(x, *before, place)),
+                (f"{name}(*{place})", lambda x, f=func, spread=spread: f(x, *before, *spread)),
+                (f"{name}({place}, True)", lambda x, f=func, place=place: f(x, *before, place, True)),
+            ]
+            for word in ("dim", "dims", "axis"):
+                found.append((f"{name}({word}={place})", lambda x, f=func, k={word: place}: f(x, *before, **k)))
+    shifts = ((1, 3), (1,), [2, 1])
+    if name == "roll":
+        found += [(f"roll({s}, {d})", lambda x, s=s, d=d: x.roll(s, d)) for s in shifts for d in PLACES]
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:Implicit dimension choice")
+@pytest.mark.parametrize("name", sorted({**ALONG, **REDUCTIONS}))
+def test_however_a_function_is_told_its_dims_it_gives_the_part_or_is_refused(name: str) -> None:
+    for turned in (False, True):
+        seen = {"given": 0, "refused": 0}
+        for words, function in _called(name):
+            _told(lambda x, f=function: f(x.transpose(1, 2) if turned else x), words, seen)
+        assert seen["refused"] > 0, "dims that are divided are worked along"
+        assert seen["given"] > 0 or (name == "normalize" and turned), "no dim is left to work along"
+
+
+def _told(function: Function, words: str, seen: dict[str, int]) -> None:
+    """One way of calling, on the whole and on both parts."""
+    try:
+        expected = function(_whole(HEADS))
+    except (TypeError, RuntimeError, IndexError):
+        return
+    for rank in range(RANKS):
+        try:
+            found = function(_part(HEADS, rank))
+        except Indivisible:
+            seen["refused"] += 1
+            continue
+        seen["given"] += 1
+        pairs = [(found, expected)] if isinstance(expected, Tensor) else zip(found, expected, strict=True)
+        for part, whole in pairs:
+            assert part.shape == whole.shape, words
+            torch.testing.assert_close(plain(part), own(whole, part.division, part.axis), msg=words)

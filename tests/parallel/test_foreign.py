@@ -82,9 +82,19 @@ def test_a_module_gives_what_it_gives_on_one_device(pool: Pool, kind: str, degre
                 numpy.testing.assert_allclose(found[part][name], x, atol=TOLERANCE, rtol=0, err_msg=f"{part} {name}")
 
 
-def test_ranks_of_the_tensor_axis_drop_the_same(pool: Pool) -> None:
-    one, other = pool.run(foreign_cases.dropped, ranks=2)
+def test_ranks_of_the_tensor_axis_drop_the_same_of_what_is_whole_and_their_own_of_their_parts(pool: Pool) -> None:
+    (one, half), (other, second) = pool.run(foreign_cases.dropped, ranks=2)
     assert one == other
+    assert 0.4 < (half == second).mean() < 0.6
+
+
+def test_a_module_that_a_list_holds_several_times_keeps_its_weights(pool: Pool) -> None:
+    assert max(pool.run(foreign_cases.again, ranks=2)) < 1e-5
+
+
+@pytest.mark.parametrize("used", ["one.weight", "other.weight"])
+def test_a_matrix_all_of_which_is_used_is_whole(pool: Pool, used: str) -> None:
+    assert max(pool.run(foreign_cases.summed, used, ranks=2)) < 1e-5
 
 
 def test_a_module_without_memory_is_given_weights_later(pool: Pool) -> None:
@@ -237,6 +247,35 @@ def test_modules_that_cannot_be_laid_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             parallelize(module, PLAIN)
+
+
+class Scaled(nn.Linear):
+    """A matrix and one number."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("module", "degrees", "words"),
+    [
+        (Scaled(), {"shard": 2}, r"^scale: is one number .*module-shards-have-rows.*shape \(1,\)"),
+        (
+            nn.Sequential(nn.Linear(4, 4).double(), nn.Linear(4, 4)),
+            {},
+            r"0.weight: is in fp64 .*laid in one dtype .*one-w",
+        ),
+        (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), {"tensor": 2}, r"0: max_norm 1 changes rows .*by-backward"),
+        (nn.Embedding(4, 4, max_norm=1.0), {"replicate": 2}, r"Embedding: max_norm 1 .*; use max_norm None"),
+    ],
+    ids=["number", "widths", "norms of tensor ranks", "norms of replicas"],
+)
+def test_parameters_that_a_plan_cannot_keep_are_refused_by_name(
+    module: nn.Module, degrees: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        parallelize(module, plan_of_degrees(precision="fp32", **degrees), example=(torch.zeros(1, 4),))
 
 
 class Turned(nn.Module):

@@ -7,7 +7,8 @@ ranks have to meet (1909.08053) they do. What no rule covers raises Indivisible,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -76,6 +77,9 @@ class Axis(Protocol):
     def gather(self, x: Tensor) -> Tensor:
         """The ranks' x one after another along the last dim, for all of them to use alike."""
 
+    def drawing_apart(self, device: torch.device) -> AbstractContextManager[None]:
+        """While entered each rank draws random numbers of its own; before and after all of them draw alike."""
+
     def forget(self) -> None:
         """Nothing of a forward is held."""
 
@@ -116,6 +120,15 @@ class GroupAxis:
         result: Tensor = GatherColumns.apply(x, self.group)
         return result
 
+    @contextmanager
+    def drawing_apart(self, device: torch.device) -> Iterator[None]:
+        seed = int(torch.randint(2**62, (), device="cpu")) + self.rank
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                torch.cuda.default_generators[device.index].manual_seed(seed)
+            yield
+
     def forget(self) -> None:
         self._entered = None
 
@@ -135,6 +148,9 @@ class ImaginedAxis:
 
     def gather(self, x: Tensor) -> Tensor:
         return torch.cat([x] * self.size, dim=-1)
+
+    def drawing_apart(self, device: torch.device) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def forget(self) -> None:
         """Nothing is held."""

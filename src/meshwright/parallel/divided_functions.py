@@ -11,6 +11,7 @@ from torch import Tensor
 from meshwright.parallel import divided_moves as moves
 from meshwright.parallel import divided_products as products
 from meshwright.parallel.divided import Deciding, Divided, Division, Indivisible, beside, origins_of, parts_among
+from meshwright.parallel.divided_dims import Dims
 from meshwright.parallel.torch_compat import plain, plainly
 
 
@@ -21,10 +22,10 @@ def _words(text: str) -> frozenset[str]:
 _ELEMENTWISE = _words(
     """add sub rsub mul div true_divide pow neg abs exp exp2 log sqrt rsqrt reciprocal square sin cos tanh sigmoid erf
     relu relu6 gelu silu mish elu selu celu leaky_relu softplus logsigmoid hardswish hardsigmoid hardtanh threshold
-    clamp clip clamp_min clamp_max maximum minimum where masked_fill lerp dropout alpha_dropout addcmul addcdiv
+    clamp clip clamp_min clamp_max maximum minimum where masked_fill lerp addcmul addcdiv
     contiguous clone detach float double half bfloat16 nan_to_num sign floor round isnan isinf
     eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or invert zeros_like ones_like empty_like
-    full_like rand_like view_as_complex view_as_real requires_grad_ zero_ fill_
+    full_like view_as_complex view_as_real requires_grad_ zero_ fill_
     """
 )
 _OPERATORS = {
@@ -37,19 +38,25 @@ _OPERATORS = {
     "__rmatmul__": "__rmatmul__",
     "__getitem__": "__getitem__",
 }
-# Where the dim is that a function works along, among its arguments.
-_ALONG = {
-    **dict.fromkeys(_words("softmax log_softmax cumsum cumprod sort argsort flip roll glu"), 1),
-    "normalize": 2,
+# What draws random numbers, which ranks draw apart for their parts.
+_RANDOM = _words("dropout alpha_dropout rand_like")
+ALONG: Mapping[str, Dims] = {
+    **dict.fromkeys(_words("softmax log_softmax cumsum cumprod"), Dims(place=0)),
+    **dict.fromkeys(_words("sort argsort glu"), Dims(place=0, absent=(-1,))),
+    "flip": Dims(place=0, spread=True),
+    "roll": Dims(place=1),
+    "normalize": Dims(place=1, absent=(1,)),
 }
-_REDUCTIONS = {
-    **dict.fromkeys(_words("mean sum amax amin var std logsumexp all any argmax argmin max min prod var_mean"), 1),
-    "norm": 2,
+REDUCTIONS: Mapping[str, Dims] = {
+    **dict.fromkeys(_words("mean sum amax amin var std logsumexp all any argmax argmin max min prod"), Dims(place=0)),
+    "var_mean": Dims(place=0),
+    "norm": Dims(place=1),
 }
-_LOOKS = _words(
+LOOKS = _words(
     """dtype device requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested layout grad_fn is_leaf
     is_floating_point is_complex is_contiguous get_device element_size retains_grad names is_mkldnn is_mps is_xpu
     data_ptr register_hook _version _base is_inference output_nr is_conj is_neg is_vulkan is_mtia is_xla is_ipu
+    ndim dim ndimension
     """
 )
 
@@ -68,6 +75,8 @@ class Ruled(Divided):
         held = origins_of(_flat(args, kwargs or {}))
         if rule is None:
             raise Indivisible(f"{name} has no rule for divided tensors", origins=held)
+        if kwargs and kwargs.get("out") is not None:
+            raise Indivisible(f"{name} into a tensor that is there has no rule", origins=held)
         try:
             return rule(func, *args, **(kwargs or {}))
         except TypeError as error:
@@ -103,6 +112,13 @@ def _elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     return first.made(local, Division(dim=dim, pieces=first.division.pieces), origins=origins_of(given))
 
 
+def _random(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+    if not kwargs.get("training", True):
+        return _elementwise(func, x, *args, **kwargs)
+    with x.axis.drawing_apart(plain(x).device):
+        return _elementwise(func, x, *args, **kwargs)
+
+
 def _cast(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     near = [plain(entry) if isinstance(entry, Divided) else entry for entry in args]
     if not isinstance(x, Divided):
@@ -112,14 +128,15 @@ def _cast(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 def _narrow(_func: Any, x: Divided, dim: int, start: int, length: int) -> Any:
     dim = moves.place_of(dim, plain(x).ndim)
+    start = moves.place_of(start, x.whole_shape()[dim])
     return moves.index(x, (*[slice(None)] * dim, slice(start, start + length)))
 
 
-def _along(place: int) -> Callable[..., Any]:
+def _along(named: Dims) -> Callable[..., Any]:
     def rule(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(x, Divided):
             raise Indivisible("a whole tensor with divided arguments", origins=origins_of((*args, *kwargs.values())))
-        dims = _dims(x, args, kwargs, place=place)
+        dims = named.of(args, kwargs, ndim=plain(x).ndim)
         if x.division.dim in dims:
             raise moves.refuse(x, f"{function_name(func)} along divided features")
         return _all(func(plain(x), *args, **kwargs), lambda y: moves.moved(x, y, x.division.dim))
@@ -127,11 +144,13 @@ def _along(place: int) -> Callable[..., Any]:
     return rule
 
 
-def _reduction(place: int) -> Callable[..., Any]:
+def _reduction(named: Dims) -> Callable[..., Any]:
     def rule(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kwargs.get("other", args[0] if args else None), Tensor):
+            return _elementwise(func, x, *args, **kwargs)  # the greater or lesser of two tensors
         if not isinstance(x, Divided):
             raise Indivisible("a whole tensor with divided arguments", origins=origins_of((*args, *kwargs.values())))
-        dims = _dims(x, args, kwargs, place=place)
+        dims = named.of(args, kwargs, ndim=plain(x).ndim)
         if x.division.dim in dims:
             raise moves.refuse(x, f"{function_name(func)} over divided features")
         local = func(plain(x), *args, **kwargs)
@@ -143,15 +162,6 @@ def _reduction(place: int) -> Callable[..., Any]:
         return _all(local, wrapped)
 
     return rule
-
-
-def _dims(x: Divided, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, place: int) -> tuple[int, ...]:
-    """The dims that a function works along; all of them where it names none."""
-    ndim = plain(x).ndim
-    asked = kwargs.get("dim", kwargs.get("axis", args[place - 1] if len(args) >= place else None))
-    if asked is None or isinstance(asked, bool) or asked == ():
-        return tuple(range(ndim))
-    return tuple(moves.place_of(dim, ndim) for dim in (asked if isinstance(asked, (tuple, list)) else (asked,)))
 
 
 def _all(found: Any, wrap: Callable[[Tensor], Tensor]) -> Any:
@@ -218,20 +228,22 @@ def _padded(func: Any, x: Divided, pad: Iterable[int], *args: Any, **kwargs: Any
     return moves.moved(x, func(plain(x), widths, *args, **kwargs), x.division.dim)
 
 
+SIZES = _words("size shape numel nelement __len__")  # which are those of the whole
 RULES: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    **{name: _along(place) for name, place in _ALONG.items()},
-    **{name: _reduction(place) for name, place in _REDUCTIONS.items()},
-    **dict.fromkeys(_LOOKS, _look),
+    **dict.fromkeys(_RANDOM, _random),
+    **{name: _along(named) for name, named in ALONG.items()},
+    **{name: _reduction(named) for name, named in REDUCTIONS.items()},
+    **dict.fromkeys(LOOKS, _look),
     **dict.fromkeys(("layer_norm", "rms_norm"), _normed),
     **dict.fromkeys(("to", "type", "type_as"), _cast),
     **dict.fromkeys(("view", "reshape"), _view),
     **dict.fromkeys(("matmul", "__rmatmul__", "mm", "bmm"), _times),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _bare(moves.transpose)),
-    **dict.fromkeys(("t", "T", "mT", "__T__"), lambda _func, x: moves.transpose(x, -2, -1)),
+    "mT": lambda _func, x: moves.transpose(x, -2, -1),
+    **dict.fromkeys(("t", "T"), lambda _func, x: moves.permute(x, range(plain(x).ndim)[::-1])),
     **dict.fromkeys(("concat", "cat", "concatenate"), _bare(moves.cat)),
     **dict.fromkeys(("size", "shape"), _size),
-    **dict.fromkeys(("ndim", "dim", "ndimension"), _look),
     "numel": lambda _func, x: x.whole_shape().numel(),
     "nelement": lambda _func, x: x.whole_shape().numel(),
     "__len__": lambda _func, x: x.whole_shape()[0],

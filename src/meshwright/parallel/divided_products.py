@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -128,7 +129,9 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *res
     heads = Division(dim=query.ndim + back, pieces=_pieces(query, back, first))
     mask = given.pop("attn_mask", None)
     mask = mask if mask is None else beside(mask, back, heads, like=first)
-    local = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
+    apart = first.axis.drawing_apart(q.device) if given.get("dropout_p") else nullcontext()
+    with apart:
+        local = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, **given)
     return first.made(local, heads, origins=origins_of((query, key, value)))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -256,6 +257,31 @@ def apart_from(blocks: Blocks, *, module: nn.Module) -> list[nn.Module]:
     return [entry for entry in module.modules() if id(entry) not in within]
 
 
+def _shards_have_rows(module: nn.Module, plan: Plan, _blocks: Blocks) -> Found:
+    if plan.first_group.sharding is Sharding.NONE:
+        return
+    for name, parameter in module.named_parameters():
+        if parameter.ndim == 0:
+            fix = "give it the shape (1,), or use sharding none"
+            yield Problem(what="is one number without a dim to shard", where=name, fix=fix)
+
+
+def _one_width(module: nn.Module, _plan: Plan, _blocks: Blocks) -> Found:
+    """All parameters are laid in one dtype, and a forward that goes between fp64 and others would meet another."""
+    wide = {name: x.dtype is torch.float64 for name, x in module.named_parameters() if x.is_floating_point()}
+    if any(wide.values()) and not all(wide.values()):
+        what = "is in fp64 and others are not, and all are laid in one dtype"
+        where = next(name for name, is_wide in wide.items() if is_wide)
+        yield Problem(what=what, where=where, fix="bring the module to one dtype, as module.float() does")
+
+
+def _changed_by_backward_alone(module: nn.Module, plan: Plan, _blocks: Blocks) -> Found:
+    for name, owner in module.named_modules():
+        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.max_norm is not None and plan.world_size > 1:
+            what = f"max_norm {owner.max_norm:g} changes rows in a forward, each rank those of its own tokens"
+            yield Problem(what=what, where=name or type(module).__name__, fix="use max_norm None")
+
+
 _FORM = (("module-plan-has-form", _whole_form),)
 _PLAN = (
     ("module-one-stage", _one_stage),
@@ -275,4 +301,7 @@ _MODULE = (
     ("module-laid-once", _laid_once),
     ("module-shapes-known", _shapes_known),
     ("module-sharded-whole", _shared_inside),
+    ("module-shards-have-rows", _shards_have_rows),
+    ("module-one-width", _one_width),
+    ("module-changed-by-backward", _changed_by_backward_alone),
 )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.parallel.divided import Deciding, Divided, Division, ImaginedAxis, Indivisible, Use, divided, own
-from meshwright.parallel.divided_functions import Ruled, function_name
+from meshwright.parallel.divided_functions import LOOKS, SIZES, Ruled, function_name
 from meshwright.parallel.divided_products import multi_head_attention_forward
 from meshwright.parallel.torch_compat import plain, tree_map
 from meshwright.parallel.trace import Example, Given, Stood, imagined, without_memory
@@ -123,6 +123,7 @@ class _Trial:
     cuts: dict[str, frozenset[Fraction]] = field(default_factory=dict)
     rows: set[int] = field(default_factory=set)
     reached: set[str] = field(default_factory=set)
+    used_whole: dict[str, str] = field(default_factory=dict)  # and the function that did
     chosen: dict[str, tuple[Layout, Division]] = field(default_factory=dict)
     stood: Stood = field(init=False)
 
@@ -130,7 +131,7 @@ class _Trial:
         self.stood = Stood(self.module)
 
     def forward(self) -> Stood:
-        self.chosen = {}
+        self.chosen, self.used_whole = {}, {}
         return self.stood
 
     def opened(self, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,6 +149,9 @@ class _Trial:
             return x
 
         tree_map(look, output)
+        for name, function in self.used_whole.items():
+            if name in self.chosen:
+                raise Indivisible(f"{function} of all of it", origins=frozenset({name}))
         torch.autograd.backward(results, [torch.ones_like(result) for result in results])
 
     def learn(self, conflict: Indivisible) -> None:
@@ -268,6 +272,10 @@ class Open(Deciding):
             kept = _kept(name, first.open, args)
             if kept is not None:
                 return _opened(kept, func(plain(first), *args[1:], **kwargs))
+        if name not in LOOKS | SIZES:
+            for entry in (*args, *kwargs.values()):
+                if isinstance(entry, Open):
+                    entry.open.trial.used_whole[entry.open.name] = name
         return tree_call(func, args, kwargs)
 
 
@@ -325,6 +333,8 @@ def _matrix(x: Tensor, weight: Tensor, bias: Any, *, columns: int) -> tuple[Tens
     kept = (1 - dim if state.turned else dim) + state.lead
     if by_rows:
         assert isinstance(x, Divided)
+        if _kind(state.name, trial.module) in trial.taken_back:
+            raise Indivisible(trial.why(_kind(state.name, trial.module)), origins=x.origins)
         division = trial.settle(state.name, Layout.ROW, Division(dim=kept, pieces=x.division.pieces))
     else:
         found = trial.divide(state.name, Layout.COLUMN, kept, width=whole.shape[dim])

@@ -119,12 +119,13 @@ def imagined(module: nn.Module, example: Example, parameters: Mapping[str, Tenso
     """
     held: dict[str, Tensor] = {name: without_memory(x) for name, x in parameters.items()}
     held.update({name: x.detach().to("meta") for name, x in module.named_buffers()})
+    held = _in_every_place(module, held)
     args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
     args, kwargs = tree_map(_given, (args, kwargs))
     stood = Stood(module)
     try:
         with stood, torch.device("meta"), _Pretending():
-            return functional_call(module, held, args, kwargs)
+            return functional_call(module, held, args, kwargs, tie_weights=False)
     except Indivisible:
         raise
     except Exception as error:  # whatever a user's forward raises is told with its place
@@ -132,6 +133,18 @@ def imagined(module: nn.Module, example: Example, parameters: Mapping[str, Tenso
         what = f"does not run on tensors without memory: {type(error).__name__}: {error}"
         fix = "pass an example that it takes, or use tensor 1"
         raise ConfigError(Problem(what=what.splitlines()[0], where=where, fix=fix)) from error
+
+
+def _in_every_place(module: nn.Module, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`held` under every name that a tensor of `module` has; modules that it holds several times come once, so that
+    each place is filled and emptied once."""
+    mine = {id(x): name for name, x in (*module.named_parameters(), *module.named_buffers())}
+    found = {}
+    for path, owner in module.named_modules():
+        entries = (owner.named_parameters, owner.named_buffers)
+        own = [entry for named in entries for entry in named(recurse=False, remove_duplicate=False)]
+        found.update({f"{path}.{key}" if path else key: held[mine[id(x)]] for key, x in own})
+    return found
 
 
 def without_memory(x: Tensor) -> Tensor:
