@@ -159,6 +159,7 @@ def test_here_the_command_is_train_s(
         (["--on", "ssh", "--hosts", "a"], "1 host for the plan's 2 nodes"),
         (["--on", "kubernetes", "--run", "/mnt/x"], "--image: --on kubernetes needs it"),
         (["--on", "slurm", "--time", "soon"], "'soon' is not a number"),
+        (["--on", "slurm", "--time", "20m"], "minutes are min: 20min"),
         (["--on", "slurm", "--time", "0s"], "0s is no time to train in"),
         (["--on", "slurm", "--follow"], "only a job that is handed to SLURM is followed"),
         (["--on", "slurm", "--time", "30s"], "no time is left to train"),

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.cost import predict
 from meshwright.cost.quorum import paces
+from meshwright.cost.ways import ways_of_meeting
 from meshwright.report.meetings import meetings
 from meshwright.spec.cluster import Link
 from meshwright.spec.plan import AxisName, Sharding
@@ -105,7 +106,21 @@ def test_a_quorum_of_the_fast_sets_the_pace_and_the_slow_leave_data_out():
     assert "learner 2 does" in line.note
     assert found.tokens_per_step < all_.tokens_per_step
     assert found.tokens_per_second > all_.tokens_per_second
-    assert any("learner 2 does" in sentence for sentence in meetings(free, found).sentences)
+    told = meetings(free, found)
+    assert any("learner 2 does" in sentence for sentence in told.sentences)
+    assert "This plan's ranks meet as diloco every 10 steps, 3 of 4 learners waited for." in told.sentences
+
+
+def test_ways_of_a_plan_whose_rounds_a_quorum_ends_stand_beside_its_own_step():
+    """Those that wait end with the quorum too, so that of unlike learners none is told that waits for the slowest."""
+    asked = uneven()
+    own, *others = ways_of_meeting(asked)
+    assert own.step_seconds == pytest.approx(predict(asked).step_seconds)
+    (local,) = [way for way in others if way.kind is SyncKind.LOCAL]
+    rounds = Rounds(every=local.every, quorum=3, grace_seconds=1e3)
+    waits = replace(asked, plan=replace(asked.plan, gradients=GradientSync(kind=SyncKind.LOCAL, rounds=rounds)))
+    assert local.step_seconds == pytest.approx(predict(waits).step_seconds)
+    assert predict(uneven(quorum=0, grace=0.0)).step_seconds > 1.3 * own.step_seconds
 
 
 def test_alike_learners_and_a_quorum_of_all_are_predicted_as_without_one():

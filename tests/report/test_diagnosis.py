@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from functools import cache
@@ -14,12 +15,15 @@ from meshwright.cli import main
 from meshwright.cost import predict
 from meshwright.report.congestion import Tier, congestion, tier_of
 from meshwright.report.diagnosis import diagnose
+from meshwright.report.explain import explain
 from meshwright.report.page import write_page
+from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.goodput import Mark, Moment
 from meshwright.spec.incident import Incident, Trouble
-from meshwright.spec.plan import AxisName, Design
+from meshwright.spec.plan import Axis, AxisName, Design
 from meshwright.spec.report import Line, LineName, Origin, Report
+from meshwright.spec.synchronize import GradientSync, SynchronizeSpec, SyncKind, usual_rounds
 from meshwright.train.observe.collective_log import CollectiveLog, Group
 from meshwright.train.observe.incidents import keep
 from meshwright.train.observe.timekeeper import note
@@ -92,6 +96,39 @@ def test_a_run_that_ended_well_is_healthy(run_dir: Path, capsys: pytest.CaptureF
     assert "novels: step 200, ended as it was asked to" in printed
     assert "nothing was wrong" in printed
     assert "traffic  inside nodes: " in printed
+
+
+def learners(*, every: int) -> Design:
+    """Two eager learners of two pipeline ranks."""
+    made = synthetic.design(shard=1)
+    rounds = usual_rounds(SyncKind.EAGER, every=every, learners=2, precision=Precision.FP32)
+    axes = (made.plan.axes[0], Axis(name=AxisName.REPLICATE, size=2), *made.plan.axes[1:])
+    plan = replace(made.plan, axes=axes, gradients=GradientSync(kind=SyncKind.EAGER, rounds=rounds))
+    asked = SynchronizeSpec(kinds=(SyncKind.EAGER,))
+    return replace(made, plan=plan, job=replace(made.job, batch_tokens=plan.batch_tokens, synchronize=asked))
+
+
+def test_rounds_that_a_run_made_longer_are_told_by_all_that_tell_of_it(tmp_path: Path) -> None:
+    folder = synthetic.write_run(tmp_path / "learners", chosen=learners(every=8))
+    told = "rom step 60 on learners meet every 16 steps, not every 8 as planned"
+    assert diagnose(folder).rounds == ""
+    assert not any(told in line for line in explain(folder).sentences)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps({"step": step, "round_steps": every}) + "\n" for step, every in ((40, 12), (60, 16)))
+    assert any(told in line for line in diagnose(folder).lines())
+    assert any(told in line for line in explain(folder).sentences)
+    assert told in write_page([folder], tmp_path / "page.html").read_text()
+
+
+def test_a_device_alone_has_no_traffic() -> None:
+    """What it measures of collectives of its own is about nothing."""
+    sets = ("batch_tokens=1Ki", "sequence_length=128")
+    cluster = catalog.local_cluster(cores=2, memory_bytes=8e9, devices=1)
+    design = search.design(catalog.load_model("tiny"), cluster, catalog.load_job(None, sets=sets)).design
+    report = predict(design)
+    own = Line(name=LineName.GRADIENTS, seconds=8.9e-6, origin=Origin.MEASURED)
+    timed = replace(report, step=replace(report.step, lines=(own,)))
+    assert congestion(design, predicted=report, measured=timed).lines() == []
 
 
 def test_a_run_that_goes_on_is_told_when_it_was_heard_of(run_dir: Path) -> None:

@@ -20,8 +20,9 @@ from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName
 from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import format_bytes, format_seconds
-from tests.cost.cost_examples import design, llama
-from tests.cost.test_rounds import met
+from tests.cost.cost_examples import design as example
+from tests.cost.cost_examples import llama, selene
+from tests.cost.test_rounds import MODEL, met
 
 
 def met_as(design: Design) -> Meetings:
@@ -40,7 +41,7 @@ def explained(design: Design) -> Explanation:
 
 def test_what_joins_hosts_of_tpus_is_a_pod_and_what_joins_nodes_of_a_rack_a_rack() -> None:
     for name, words in (("8xTPU-v5p", "in a pod"), ("gb200-nvl72", "in a rack")):
-        made = design(llama(), catalog.load_cluster(name), shard=8, sharding=Sharding.PARAMETERS)
+        made = example(llama(), catalog.load_cluster(name), shard=8, sharding=Sharding.PARAMETERS)
         assert {each.tier for each in met_over(made, outer_bytes=0.0)} == {words}
 
 
@@ -93,6 +94,18 @@ def test_what_crosses_two_tiers_has_its_exposed_and_hidden_seconds_on_each() -> 
     assert slow == pytest.approx(10.0 * fast, rel=0.1)
 
 
+def test_what_crosses_between_nodes_is_told_apart_from_what_is_sent_over_every_link() -> None:
+    """Of a ring of 16 ranks on two nodes only two send to another node."""
+    design = example(MODEL, selene(nodes=2), shard=16, sharding=Sharding.OPTIMIZER)
+    found = {each.line: each for each in met_over(design, outer_bytes=0.0)}
+    sent = found[LineName.GRADIENTS]
+    assert sent.tier == "between nodes"
+    assert sent.crossing_bytes == pytest.approx(sent.bytes * 2 / 16)
+    whole, crossing = format_bytes(sent.bytes), format_bytes(sent.crossing_bytes)
+    (line,) = [line for line in told(design) if line.startswith(f"Of {LineName.GRADIENTS} ")]
+    assert f" a device sends {whole} over every link, {crossing} of it between nodes, a step: " in line
+
+
 def test_the_choice_and_what_every_other_way_would_take_and_cost_in_loss_are_a_table() -> None:
     design = met(SyncKind.STREAMING)
     own, *others = ways_of_meeting(design)
@@ -122,6 +135,8 @@ def test_a_plan_without_rounds_meets_in_every_step_and_ways_that_take_as_long_sa
     alike = replace(found.ways[1], change=1e-5, fits=True)
     assert alike.beside == "as long"
     assert replace(alike, change=-0.069).beside == "6.9 % less"
+    assert replace(alike, change=0.861).beside == "86.1 % more"
+    assert replace(alike, change=59.337).beside == "60.3 times as long"
 
 
 def test_a_way_of_meeting_that_memory_has_no_room_for_is_told() -> None:
@@ -148,6 +163,7 @@ def test_ways_to_meet_are_rows_of_explain_under_their_heads() -> None:
     shown = replace(explained(design), ways=(way,)).lines()
     (head,) = [index for index, line in enumerate(shown) if line.startswith("way to meet")]
     assert shown[head + 1].split("  ")[0] == "topk of 0.01"
+    assert "predicted step" in shown[head], "a run beside them was measured"
     assert "50.0 % more, does not fit" in shown[head + 1]
     assert "loss" not in shown[head], "none of these was measured"
     assert replace(explained(design), ways=(way,)).lines(ways=False) == (*shown[: head - 1], *shown[head + 2 :])

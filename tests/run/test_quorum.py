@@ -98,3 +98,16 @@ def test_who_waits_for_other_learners_is_not_taken_for_a_slow_rank() -> None:
     )
     assert meet(run, outer, 5, known=Known(loss=1.0, norm=1.0, num_targets=1)) == Met(round=found)
     assert log.step_seconds()[1] == pytest.approx(7.0, abs=0.1)
+
+
+def test_rounds_of_another_length_are_said_and_kept() -> None:
+    said: list[str] = []
+    kept: list[tuple[int, dict[str, int]]] = []
+    observer = SimpleNamespace(say=said.append, note=lambda values, *, step: kept.append((step, values)))
+    longer = Met(changed=Rounds(every=16))
+    outer: Any = SimpleNamespace(quorum=None, after_step=lambda *_, **__: longer)
+    job = SimpleNamespace(job=JobSpec())
+    run: Any = SimpleNamespace(log=None, dropped_in_a_row=0, design=job, asked=False, changing=False, observer=observer)
+    meet(run, outer, 24, known=Known(loss=1.0, norm=1.0, num_targets=1))
+    assert said == ["learners meet every 16 steps from here on, as what they send takes now"]
+    assert kept == [(24, {"round_steps": 16})]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from meshwright import catalog, cost, search
+from meshwright.report.explain import explain_files
+from meshwright.report.run_files import RunFiles
 from meshwright.schedule import planned
 from meshwright.search.skip import skip
 from meshwright.spec.errors import ConfigError
@@ -37,6 +40,8 @@ def test_stages_are_left_out_where_the_job_allows_it() -> None:
     assert search.check(found.design) == ()
     assert chosen.step_seconds < 0.95 * whole.step_seconds
     assert any("every microbatch leaves out 2 of 8 stages" in note for note in found.report.notes)
+    files = RunFiles(path=Path("plan.json"), name="plan", is_plan=True, design=found.design, predicted=found.report)
+    assert any("what learns so is not the full model" in line for line in explain_files(files).sentences)
     told = r"microbatches that leave out .* as job.skip allows, in a pipeline of 8: .* faster .* has to be measured"
     assert re.search(told, found.why[-1])
 

@@ -142,9 +142,9 @@ def duration(text: str | None, *, where: str) -> float | None:
     from meshwright.spec.errors import ConfigError, Problem
     from meshwright.spec.units import NotRead, parse_seconds
 
-    fix = "90min, 20h and 2d are times"
     if text is None:
         return None
+    fix = f"minutes are min: {text}in" if text.endswith("m") else "90min, 20h and 2d are times"
     try:
         seconds = parse_seconds(text)
     except NotRead as error:

@@ -282,7 +282,7 @@ def _notes(design: Design) -> tuple[str, ...]:
     if plan.world_size < cluster.num_devices:
         notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
     if plan.schedule.paths:
-        notes.append(_left_out(plan))
+        notes.append(left_out(plan))
     if cluster.origin is Origin.ANALYTIC:
         notes.append("from data sheets and formulas; measure the machine to narrow the interval")
     scores = _score_share(design) if design.job.data.document_mask else 0.0
@@ -294,7 +294,7 @@ def _notes(design: Design) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _left_out(plan: Plan) -> str:
+def left_out(plan: Plan) -> str:
     """What microbatches leave out, and that it costs quality."""
     paths, stages = [[*map(int, path.split())] for path in plan.schedule.paths], len(plan.stages)
     least, most = (stages - size(map(len, paths)) for size in (max, min))

@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshwright.cost.costs import Costs
 from meshwright.cost.evaluate import evaluate
 from meshwright.cost.meeting import Meeting, meetings_of
 from meshwright.cost.network import collective
 from meshwright.cost.placed import as_placed
 from meshwright.cost.placement import Ring, ring
+from meshwright.cost.quorum import paced
 from meshwright.cost.table import SHARDINGS, PlanTable
 from meshwright.cost.traffic import traffic
 from meshwright.spec.cluster import ClusterSpec, Collective
 from meshwright.spec.compression import Compression
+from meshwright.spec.job import JobSpec
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import AxisName, Design, Plan, Sharding, TensorGrid
 from meshwright.spec.report import LineName
@@ -56,13 +59,23 @@ class WayOfMeeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Met:
-    """Bytes that a device sends in a step on average over links of one `tier`, on one line of the step, of whose
-    seconds those of this tier are the share `share`."""
+    """Bytes that a device sends in a step to others that are as far apart as `tier`, over every link, on one line of
+    the step, of whose seconds those of this tier are the share `share`. On average `crossing_bytes` of them cross the
+    links of the tier itself: of a ring those that leave the last rank of a node, a rack or a site for the next."""
 
     line: LineName
     tier: str
     bytes: float
+    crossing_bytes: float
     share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reach:
+    """The farthest links of a ring, and the share of what its ranks send that crosses them."""
+
+    tier: str
+    crossing: float = 1.0
 
 
 def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
@@ -90,6 +103,7 @@ def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
     asked = replace(job, sequence_length=plan.sequence_length, batch_tokens=plan.batch_tokens)
     cluster = as_placed(plan, design.cluster)
     costs = evaluate(rows, model=design.model, cluster=cluster, job=asked, every_rank=True)
+    seconds = [_step_seconds(design, costs.row(row), rows.take([row]), job=asked) for row in range(len(rows))]
     own = (plan.learners, Meeting(kind=plan.gradients.kind, compression=plan.gradients.compression))
     named = [(size, Meeting(kind=kind)) for size, kind in _named(plan, pairs)]
     found = [
@@ -98,7 +112,7 @@ def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
             compression=meeting.compression,
             learners=size,
             every=int(costs.every[row]),
-            step_seconds=float(costs.step_seconds[row]),
+            step_seconds=seconds[row],
             peak_bytes=float(costs.memory_bytes[row]),
             fits=bool(costs.fits[row]),
             is_plan=row == 0,
@@ -106,6 +120,19 @@ def ways_of_meeting(design: Design) -> tuple[WayOfMeeting, ...]:
         for row, (size, meeting) in enumerate([own, *named, *((1, each) for each in compressed)])
     ]
     return (found[0], *_best(found[1:]))
+
+
+def _step_seconds(design: Design, costs: Costs, table: PlanTable, *, job: JobSpec) -> float:
+    """Of the one row in `table`: where the plan's rounds end with a quorum, those of every way that waits do."""
+    plan, rounds = design.plan, design.plan.gradients.rounds
+    kind = table.syncs[int(table.sync[0])].kind
+    cluster = as_placed(plan, design.cluster)
+    uneven = None
+    if rounds.quorum and kind.has_learners and kind.waits:
+        ended = replace(rounds, every=int(costs.every[0]))
+        called = replace(plan, gradients=replace(plan.gradients, kind=kind, rounds=ended))
+        uneven = paced(costs, table, plan=called, model=design.model, cluster=cluster, job=job)
+    return float((uneven.costs if uneven else costs).step_seconds[0])
 
 
 def _named(plan: Plan, pairs: list[tuple[int, SyncKind]]) -> list[tuple[int, SyncKind]]:
@@ -171,6 +198,7 @@ def met_over(design: Design, *, outer_bytes: float) -> tuple[Met, ...]:
     plan = design.plan
     own = replace(design, plan=plan.of_learner())
     sent: dict[tuple[LineName, str], float] = {}
+    crossed: dict[tuple[LineName, str], float] = {}
     seconds: dict[tuple[LineName, str], float] = {}
     for key, num_bytes in traffic(own, rank=0).bytes.items():
         line, operation, axes = key.split("|")
@@ -178,15 +206,25 @@ def met_over(design: Design, *, outer_bytes: float) -> tuple[Met, ...]:
             names = [AxisName(name) for name in axes.split("+")]
             size = np.prod([own.plan.size(name) for name in names])
             each = _TURNS.get(operation, 1.0) * (1.0 - 1.0 / float(size)) * num_bytes
-            place = (LineName(line), tier(design, *names))
+            reach = _reach(design, names)
+            place = (LineName(line), reach.tier)
             sent[place] = sent.get(place, 0.0) + each
+            crossed[place] = crossed.get(place, 0.0) + reach.crossing * each
             took = _alone(design, Collective(operation), names, num_bytes=num_bytes)
             seconds[place] = seconds.get(place, 0.0) + took
     if plan.learners > 1:
-        sent[LineName.OUTER, tier(design, AxisName.REPLICATE)] = outer_bytes
+        reach = _reach(design, [AxisName.REPLICATE])
+        sent[LineName.OUTER, reach.tier] = outer_bytes
+        crossed[LineName.OUTER, reach.tier] = reach.crossing * outer_bytes
     whole = {name: sum(took for (line, _), took in seconds.items() if line is name) for name, _ in seconds}
     return tuple(
-        Met(line=line, tier=where, bytes=each, share=seconds[line, where] / whole[line] if whole.get(line) else 1.0)
+        Met(
+            line=line,
+            tier=where,
+            bytes=each,
+            crossing_bytes=crossed[line, where],
+            share=seconds[line, where] / whole[line] if whole.get(line) else 1.0,
+        )
         for (line, where), each in sent.items()
     )
 
@@ -206,13 +244,14 @@ def _rings(design: Design, axes: Sequence[AxisName]) -> tuple[ClusterSpec, list[
     return cluster, [ring(table, axes, group=group, cluster=cluster) for group in cluster.groups]
 
 
-def tier(design: Design, *axes: AxisName) -> str:
-    """The farthest links that ranks along `axes` of the plan meet over, in words."""
+def _reach(design: Design, axes: Sequence[AxisName]) -> _Reach:
+    """How far ranks along `axes` of the plan lie apart."""
     cluster, around = _rings(design, axes)
     rack = cluster.groups[0].rack
     joined = "rack" if rack is None or rack.torus is None else "pod"
     if any(each.sites[0] > 1.0 for each in around) and cluster.has_uplinks:
-        return "between sites"
+        return _Reach(tier="between sites", crossing=max(float(each.sites[0] / each.size[0]) for each in around))
     if any(each.racks[0] > 1.0 for each in around):
-        return "between nodes" if rack is None else f"between {joined}s"
-    return f"in a {joined}" if any(each.nodes[0] > 1.0 for each in around) else "in a node"
+        words = "between nodes" if rack is None else f"between {joined}s"
+        return _Reach(tier=words, crossing=max(float(each.racks[0] / each.size[0]) for each in around))
+    return _Reach(tier=f"in a {joined}" if any(each.nodes[0] > 1.0 for each in around) else "in a node")

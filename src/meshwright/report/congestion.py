@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -85,12 +86,13 @@ class Congestion:
 
 
 def congestion(design: Design, *, predicted: Report, measured: Report) -> Congestion:
-    """The lines of two reports of one plan by the tier that their groups reach over."""
+    """The lines of two reports of one plan by the tier that their groups reach over; a rank alone has no group."""
     lines: dict[Tier, list[tuple[str, float, float]]] = defaultdict(list)
     for name, axes in _AXES.items():
         one, other = predicted.step.find(name), measured.step.find(name)
         seconds = (one.seconds if one else 0.0, other.seconds if other else 0.0)
-        if any(seconds):
+        is_alone = math.prod(design.plan.size(axis) for axis in axes) == 1
+        if any(seconds) and not is_alone:
             lines[tier_of(design, axes)].append((name.value, *seconds))
     tiers = tuple(
         TierUse(

@@ -47,7 +47,8 @@ _FAILED = "failed: "
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """`state` is how the run stands, `found` what its ranks left behind say of the end, `incidents` what was told while
-    it ran, `failures` why earlier launches ended. `healthy` where none of them is and the run did not fail."""
+    it ran, `failures` why earlier launches ended, `rounds` that learners meet in others than planned. `healthy` where
+    nothing was found, told or failed."""
 
     run: str
     step: int
@@ -55,6 +56,7 @@ class Diagnosis:
     found: tuple[str, ...]
     incidents: tuple[Incident, ...]
     failures: tuple[str, ...]
+    rounds: str
     ranks: tuple[RankUse, ...]
     traffic: Congestion | None
 
@@ -71,6 +73,7 @@ class Diagnosis:
         told += [f"  failed before  {why}" for why in self.failures]
         if self.healthy:
             told.append("  nothing was wrong: no rank, link or disk was told")
+        told += [f"  rounds  {self.rounds}"] if self.rounds else []
         told += [f"  {line}" for line in _table(self.ranks)]
         if self.traffic is not None:
             told += [f"  traffic  {line}" for line in self.traffic.lines()]
@@ -100,6 +103,7 @@ def diagnose(path: Path | str) -> Diagnosis:
         found=() if well else _found(files, ended),
         incidents=files.incidents,
         failures=_failures(marks),
+        rounds=files.rounds,
         ranks=_uses(logs, files.path),
         traffic=traffic,
     )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.cost.predict import left_out
 from meshwright.report.loss_gap import LossGap, loss_gap, meets_otherwise, twin
 from meshwright.report.meetings import Meetings, Way, meetings, ways_cells
 from meshwright.report.run_files import RunFiles, read_run
@@ -112,7 +113,7 @@ def explain_files(files: RunFiles) -> Explanation:
         headline, sentences, rows = "nothing is predicted or measured yet", (), ()
     if predicted is not None:
         others = (*_quality(files, gap), *_low_rank(files, predicted), *_reserved(predicted))
-        sentences = (*sentences, *met.sentences, *others)
+        sentences = (*sentences, *_skipped(files), *met.sentences, *_told(files.rounds), *others)
     if predicted is not None and measured is None and not files.is_plan:
         sentences = (*sentences, "The run has not measured a step yet.")
     return Explanation(
@@ -131,6 +132,16 @@ def _low_rank(files: RunFiles, predicted: Report) -> tuple[str, ...]:
     """What the gate of low rank training predicts, and what a job that asks for none misses."""
     lines = (*foresee_low_rank(files.design), *advise_low_rank(files.design, predicted))
     return tuple(f"{line[:1].upper()}{line[1:]}." for line in lines)
+
+
+def _skipped(files: RunFiles) -> tuple[str, ...]:
+    """That microbatches of the plan leave out stages, and what is not known of that."""
+    plan = files.design.plan
+    return _told(left_out(plan)) if plan.schedule.paths else ()
+
+
+def _told(text: str) -> tuple[str, ...]:
+    return (_sentence(text),) if text else ()
 
 
 def _quality(files: RunFiles, gap: LossGap | None) -> tuple[str, ...]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshwright.catalog.loss_gaps import MeasuredGap, nearest_gaps
-from meshwright.cost.ways import WayOfMeeting, met_over, ways_of_meeting
+from meshwright.cost.ways import Met, WayOfMeeting, met_over, ways_of_meeting
 from meshwright.search.advice import advice
+from meshwright.search.explain import MANIFOLD
 from meshwright.search.quorum import advise_quorum
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName, Report
-from meshwright.spec.units import format_bytes, format_percent, format_seconds
+from meshwright.spec.units import format_bytes, format_percent, format_seconds, format_times
 
 LEAST = 0.0005  # of a step, by which a way takes more or less
 FASTER = 0.02  # of a step that another way of meeting saves, before its price in quality is told
@@ -36,16 +37,17 @@ class Way:
 
     @property
     def beside(self) -> str:
-        """`6.9 % less`, beside the plan."""
+        """`6.9 % less` or `60.3 times as long`, beside the plan."""
         if self.is_plan:
             return "this plan"
         much = f"{format_percent(abs(self.change))} {'more' if self.change > 0 else 'less'}"
+        much = f"{format_times(1.0 + self.change)} as long" if self.change > MANIFOLD else much
         return (much if abs(self.change) >= LEAST else "as long") + ("" if self.fits else ", does not fit")
 
 
 def ways_cells(ways: Sequence[Way]) -> list[tuple[str, ...]]:
     """The table of ways, its head first; losses where any of them was measured."""
-    head = ("way to meet", "learners", "step", "beside this plan", "loss above every step")
+    head = ("way to meet", "learners", "predicted step", "beside this plan", "loss above every step")
     rows = [
         (
             way.words,
@@ -77,8 +79,9 @@ def meetings(design: Design, predicted: Report) -> Meetings:
         return Meetings()
     ways = _ways(design, priced)
     own = f"as {ways[0].words}" if _is_special(priced[0]) else ways[0].words
-    waits = ", all learners waited for" if design.plan.gradients.rounds.quorum else ""
-    met = f"This plan's ranks meet {own}{waits}."
+    quorum = design.plan.gradients.rounds.quorum
+    ends = f", {quorum} of {design.plan.learners} learners waited for" if quorum else ""
+    met = f"This plan's ranks meet {own}{ends}."
     measured = _told_losses(list(dict.fromkeys(way.loss for way in ways if way.loss)))
     advised = (*advice(design, priced), *advise_quorum(design, predicted))
     told = [f"{line[:1].upper()}{line[1:]}." for line in advised]
@@ -121,7 +124,7 @@ def _links(design: Design, predicted: Report) -> Iterator[str]:
             continue
         whole = predicted.detail.get(f"{name}, hidden included", found.seconds)
         hidden = max(whole - found.seconds, 0.0)
-        told = [f"{format_bytes(each.bytes)} {each.tier}" for each in tiers]
+        told = [_sent(each) for each in tiers]
         shown = [
             f"{format_seconds(each.share * found.seconds)} exposed, "
             f"{format_seconds(each.share * hidden) if hidden else 'none'} hidden"
@@ -132,6 +135,13 @@ def _links(design: Design, predicted: Report) -> Iterator[str]:
         else:
             parts = " and ".join(f"{sent} ({times})" for sent, times in zip(told, shown, strict=True))
             yield f"Of {name} a device sends {parts} a step."
+
+
+def _sent(each: Met) -> str:
+    """What a device sends to others so far apart, and how much of it leaves a node, a rack or a site."""
+    if each.crossing_bytes < (1.0 - LEAST) * each.bytes:
+        return f"{format_bytes(each.bytes)} over every link, {format_bytes(each.crossing_bytes)} of it {each.tier},"
+    return f"{format_bytes(each.bytes)} {each.tier}"
 
 
 def _quorum(design: Design, predicted: Report) -> Iterator[str]:

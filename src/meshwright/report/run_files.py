@@ -50,6 +50,20 @@ class RunFiles:
     sample: str | None = None
     goodput: Goodput | None = None
     incidents: tuple[Incident, ...] = ()
+    round_changes: tuple[Row, ...] = ()
+
+    @property
+    def rounds(self) -> str:
+        """The rounds that learners meet in where the run made them longer or shorter than the plan's; else nothing."""
+        gradients = self.design.plan.gradients
+        if not self.round_changes or not gradients.kind.has_learners:
+            return ""
+        newest, planned = self.round_changes[-1], gradients.rounds.every
+        every = int(newest["round_steps"])
+        if every == planned:
+            return ""
+        told = f"learners meet every {every:,} steps, not every {planned:,} as planned"
+        return f"from step {newest['step']:,} on {told}: so long takes what they send"
 
 
 def read_run(path: Path | str) -> RunFiles:
@@ -83,6 +97,9 @@ def read_run(path: Path | str) -> RunFiles:
         sample=_text_or_none(place / "sample.txt"),
         goodput=goodput_of(place),
         incidents=incidents_of(place),
+        round_changes=tuple(
+            row for row in rows if type(row.get("round_steps")) is int and type(row.get("step")) is int
+        ),
     )
 
 

@@ -24,7 +24,7 @@ from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.synchronize import MEETINGS
-from meshwright.spec.units import format_bytes, format_percent, format_seconds
+from meshwright.spec.units import format_bytes, format_percent, format_seconds, format_times
 
 Ids = npt.NDArray[np.int64]
 DIMENSIONS = (
@@ -43,7 +43,7 @@ DIMENSIONS = (
     "sync",
 )
 NUMERICS = ("precision", "sync")  # dimensions whose every other value has a line of its own
-MANIFOLD = 9.0  # of a step: what is more is told in times it
+MANIFOLD = 2.0  # of a step: what is more is told in times it
 SEEN = 0.0005  # of a probability: less is not seen where it is told
 
 
@@ -158,7 +158,7 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
         return f"{head} would {'cost as much' if cost_counts else 'take as long'}{told}"
     way, noun = "more" if change > 0 else "less", "money" if cost_counts else "time"
     much = f"{format_percent(abs(change))} {way} {noun}"
-    much = f"{1.0 + change:,.0f} times the {noun}" if change > MANIFOLD else much
+    much = f"{format_times(1.0 + change)} the {noun}" if change > MANIFOLD else much
     ours, theirs = (worth(each.plan, parameters=chosen.model.parameters) for each in (chosen, made))
     ranked = ranked_behind(report, other, objective=objective, counts=(ours, theirs))
     cause = _cause(report, other, share=share, slower=change > 0)
@@ -202,7 +202,7 @@ def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
     worst = max(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
     before, after = worst.predicted / report.step_seconds, share * worst.measured / report.step_seconds
     of = "this step" if share == 1.0 else "the device-seconds of this step"
-    shown = f"{after:,.0f} times" if after > MANIFOLD else f"{format_percent(after)} of"
+    shown = format_times(after) if after > MANIFOLD else f"{format_percent(after)} of"
     return f"{worst.name} {format_percent(before)} to {shown} {of}"
 
 

@@ -177,6 +177,11 @@ def format_percent(fraction: float) -> str:
     return f"{100.0 * fraction:.1f} %".replace("-0.0 %", "0.0 %")
 
 
+def format_times(ratio: float) -> str:
+    """`8.84 times`: three figures."""
+    return f"{_three(ratio)} times"
+
+
 def _scaled(count: float, base: float, names: tuple[str, ...]) -> str:
     if not math.isfinite(count):
         return "unknown"

@@ -81,6 +81,7 @@ def meet(run: Run, outer: OuterSync, number: int, *, known: Known) -> Met | None
     if met is not None and met.changed is not None and run.observer is not None:
         every = met.changed.every
         run.observer.say(f"learners meet every {every} steps from here on, as what they send takes now")
+        run.observer.note({"round_steps": every}, step=number)
     return met
 
 

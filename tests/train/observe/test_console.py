@@ -128,11 +128,12 @@ def test_time_to_go_is_to_where_this_process_stops() -> None:
 
 
 def test_time_to_go_is_that_of_steps_that_are_like_those_to_come() -> None:
-    """A first step that compiled, and one step that was held up, are not; a last one has no time to go."""
+    """A first step, which may have compiled, is until there is another, whatever was predicted; one that was held up is
+    not; a last one has no time to go."""
     stream = io.StringIO()
     console = Console(stream=stream, total_steps=6, plain_seconds=0.0)
     console.step(metrics(1, seconds=30.0))
     for step, seconds in ((2, 2.0), (3, 50.0), (4, 2.0), (5, 2.0), (6, 2.0)):
         console.step(metrics(step, seconds=seconds))
     left = [line.partition("ETA ")[2] for line in stream.getvalue().splitlines()]
-    assert left == ["2.00 s", "8.00 s", "6.00 s", "4.00 s", "2.00 s", ""]
+    assert left == ["2 min 30 s", "8.00 s", "6.00 s", "4.00 s", "2.00 s", ""]

@@ -101,12 +101,12 @@ class Console:
             self._attempt(self._live.finish)
 
     def _pace(self, metrics: Metrics) -> float:
-        """Seconds of a step to come: the middle of the last ones; where only the first of this process is done, whose
-        kernels were chosen or compiled, what was predicted, if anything was."""
-        seconds, share = float(metrics["seconds"] or 0.0), metrics["of_prediction"]
+        """Seconds of a step to come: the middle of the last ones. The first of this process, whose kernels were chosen
+        or compiled, counts until another is done."""
+        seconds = float(metrics["seconds"] or 0.0)
         if not self._begun:
             self._begun = True
-            return seconds * (share or 1.0)
+            return seconds
         self._recent.append(seconds)
         return median_low(self._recent)
 

@@ -58,6 +58,10 @@ class Observer:
         """The line is on the screen and stays."""
         self._console.say(line)
 
+    def note(self, values: Metrics, *, step: int) -> None:
+        """Every tracker keeps these numbers, which hold from the end of `step` on."""
+        self._tracker.log(values, step=step)
+
     def leave(self) -> None:
         """Another observer goes on with the run: all that was seen is kept, and nothing is summed up."""
         self.timekeeper.leave()
