@@ -158,7 +158,7 @@ def test_however_a_function_is_told_its_dims_it_gives_the_part_or_is_refused(nam
     for turned in (False, True):
         seen = {"given": 0, "refused": 0}
         for words, function in _called(name):
-            _told(lambda x, f=function: f(x.transpose(1, 2) if turned else x), words, seen)
+            _told(lambda x, f=function, t=turned: f(x.transpose(1, 2) if t else x), words, seen)
         assert seen["refused"] > 0, "dims that are divided are worked along"
         assert seen["given"] > 0 or (name == "normalize" and turned), "no dim is left to work along"
 
