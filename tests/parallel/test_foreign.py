@@ -264,7 +264,7 @@ class Scaled(nn.Linear):
         (
             nn.Sequential(nn.Linear(4, 4).double(), nn.Linear(4, 4)),
             {},
-            r"0.weight: is in fp64 .*laid in one dtype .*one-w",
+            r"0.weight: is in fp64 .*in one dtype .*one-w",
         ),
         (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), {"tensor": 2}, r"0: max_norm 1 changes rows .*by-backward"),
         (nn.Embedding(4, 4, max_norm=1.0), {"replicate": 2}, r"Embedding: max_norm 1 .*; use max_norm None"),

@@ -24,7 +24,9 @@ def convert(
     dtype: Annotated[
         str | None, typer.Option("--dtype", help="Out of a run: bf16, fp16 or fp32; that of the config, else bf16.")
     ] = None,
-    shard_size: Annotated[str, typer.Option("--shard-size", help="Out of a run: the most bytes of a file.")] = "5GB",
+    shard_size: Annotated[
+        str | None, typer.Option("--shard-size", help="Out of a run: the most bytes of a file; 5GB without.")
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare logits with transformers; 3 where they differ.")
     ] = False,
@@ -38,9 +40,11 @@ def convert(
 
     progress = progress_lines(note)
     if work.is_huggingface(source):
-        odd = [("--config", config), ("--rest", rest), ("--dtype", dtype)]
+        odd = [("--config", config), ("--rest", rest), ("--dtype", dtype), ("--shard-size", shard_size)]
         problems = [
-            Problem(what="is for weights out of a run", where=name, fix="leave it out") for name, value in odd if value
+            Problem(what="is for weights out of a run", where=name, fix="leave it out")
+            for name, value in odd
+            if value is not None
         ]
         if problems:
             raise ConfigError(problems)
@@ -49,7 +53,7 @@ def convert(
         if plan is not None:
             raise ConfigError(Problem(what="is for weights into a run", where="--plan", fix="leave it out"))
         found = work.to_huggingface(
-            source, target, config=config, rest=rest, dtype=dtype, shard_bytes=work.shard_bytes_of(shard_size),
+            source, target, config=config, rest=rest, dtype=dtype, shard_bytes=work.shard_bytes_of(shard_size or "5GB"),
             check=verify, progress=progress,
         )  # fmt: skip
     if as_json:

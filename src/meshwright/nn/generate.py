@@ -25,12 +25,12 @@ class Sampling:
 def generate(decoder: Decoder, prompt: list[int], *, count: int, sampling: Sampling = Sampling()) -> Iterator[int]:
     """Yields `count` tokens after `prompt`, which holds at least one.
 
-    Keys and values are remembered up to the model's `max_positions`; beyond, the second half of what was read is
+    Keys and values are remembered up to the longest sequence that the model reads; beyond, the second half of what was read is
     read again and the sequence goes on from there. Under a prefix mask what is left of the prompt sees all of it.
     """
     device = next(decoder.parameters()).device
     generator = torch.Generator(device=device).manual_seed(sampling.seed)
-    limit = max(decoder.model.max_positions, 2)
+    limit = max(decoder.model.most_positions, 2)
     read = prompt[-limit:]
     asked = len(read)
     context, fresh = _reading(read, prompt=asked, device=device), read
@@ -58,5 +58,6 @@ def _choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> i
         return int(logits.argmax())
     if sampling.top_k is not None and sampling.top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
-    weights = (logits / sampling.temperature).softmax(dim=-1)
+    # Of logits below their largest and in fp64 the least temperature there is leaves numbers, and takes the likeliest.
+    weights = ((logits - logits.max()).double() / sampling.temperature).softmax(dim=-1)
     return int(torch.multinomial(weights, 1, generator=generator))

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright import catalog, data
 from meshwright.catalog.huggingface.families import text_of
-from meshwright.catalog.huggingface.folder import CONFIG, READ_TYPES, Folder, Stored, open_folder, read_config
+from meshwright.catalog.huggingface.folder import (
+    CONFIG,
+    READ_TYPES,
+    Folder,
+    Stored,
+    check_tied,
+    open_folder,
+    read_config,
+)
 from meshwright.run.files import load_design, write_json
-from meshwright.run.verify import Verified, check_verifiable, verify
+from meshwright.run.verify import Verified, check_verifiable, compare, transformers_logits
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.job import DataSpec, JobSpec
@@ -24,7 +33,10 @@ from meshwright.spec.plan import Axis, AxisName, BlockGroup, Design, Plan, Sched
 from meshwright.spec.units import Measure, NotRead, format_bytes, parse_measure
 
 if TYPE_CHECKING:
+    from torch import dtype
+
     from meshwright.catalog.huggingface.tensors import Table
+    from meshwright.train.checkpoint import Store
 
 KEPT = "huggingface"  # in a run: the files of the folder that its weights came from, but the weights
 BESIDE = (
@@ -51,6 +63,7 @@ class Converted:
     """What a conversion wrote: parameters and stored tensors, the bytes of these, and what verifying it found.
 
     `left_out` tensors of the folder hold what is not trained here: towers, indexers, layers for further tokens.
+    `notes` are what else a person should know.
     """
 
     path: str
@@ -61,11 +74,12 @@ class Converted:
     dtype: str
     left_out: int = 0
     verified: Verified | None = None
+    notes: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
         """What a person should know."""
         told = f"{self.parameters:,} parameters in {self.tensors:,} tensors, {format_bytes(self.bytes)} of {self.dtype}"
-        head = [f"{self.path}: {told}"]
+        head = [f"{self.path}: {told}", *self.notes]
         if self.left_out:
             back = "--rest brings them back when the run is converted"
             head.append(f"{self.left_out:,} tensors of towers, indexers or further layers are left out; {back}")
@@ -108,24 +122,25 @@ def to_run(
         check_verifiable()
     folder = open_folder(path)
     _check_built(folder.model)
-    design = _design(folder, plan)
+    check_tied(folder)
+    design, tokenizer = _design(folder, plan), _tokenizer(path)
     _check_free(run_dir)
+    alone = "leave --verify out: converting needs no transformers"
+    expected = transformers_logits(folder, fix=alone) if check else None
 
     from meshwright.parallel.precision import dtypes
     from meshwright.train.checkpoint import Store
-    from meshwright.train.huggingface import Weights
-    from meshwright.train.huggingface.begin import write_weights
 
     kind = dtypes(design.plan, master=design.job.master).master
-    weights = Weights(folder)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    store = Store(run_dir / "checkpoints", design=design)
-    store.begin(lambda place: write_weights(weights, place, dtype=kind, progress=progress))
-    _copy_beside(path, run_dir / KEPT)
-    shutil.copyfile(path / CONFIG, run_dir / KEPT / CONFIG)
-    _write_tokenizer(path, run_dir)
-    write_json(run_dir / "design.json", design)
-    found = verify(folder, run_dir=run_dir) if check else None
+    with _all_or_nothing(run_dir):
+        store = Store(run_dir / "checkpoints", design=design)
+        _begin(store, folder, dtype=kind, progress=progress)
+        _copy_beside(path, run_dir / KEPT)
+        shutil.copyfile(path / CONFIG, run_dir / KEPT / CONFIG)
+        if tokenizer is not None:
+            (run_dir / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        write_json(run_dir / "design.json", design)
+    found = compare(folder, expected, run_dir=run_dir) if expected else None
     return Converted(
         path=str(run_dir),
         direction="from_huggingface",
@@ -135,6 +150,7 @@ def to_run(
         dtype=str(kind).removeprefix("torch."),
         left_out=len(folder.rest),
         verified=found,
+        notes=_too_many_ids(tokenizer, design.model),
     )
 
 
@@ -176,19 +192,16 @@ def to_huggingface(
     from meshwright.train.huggingface.write import CheckpointParameters, write_folder
 
     parameters = CheckpointParameters(Reader(_checkpoint(run_dir, design)), table.ours)
-    path.mkdir(parents=True, exist_ok=True)
-    try:
+    values["dtype" if "dtype" in values else "torch_dtype"] = TYPES[kind][1]
+    with _all_or_nothing(path):
         files = write_folder(
             parameters, table, path, rest=copied, dtype=TYPES[kind][0], shard_bytes=shard_bytes, progress=progress
         )
-    except OSError as error:
-        raise EnvironmentUnfit(Problem(what=str(error), where=str(path), fix="free space there")) from error
-    values["dtype" if "dtype" in values else "torch_dtype"] = TYPES[kind][1]
-    (path / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    if origin:
-        _copy_beside(origin, path)
-    _copy_tokenizer(run_dir, path)
-    found = verify(open_folder(path), run_dir=None) if check else None
+        (path / CONFIG).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        if origin:
+            _copy_beside(origin, path)
+        _copy_tokenizer(run_dir, path)
+    found = _compared(open_folder(path)) if check else None
     return Converted(
         path=str(path),
         direction="to_huggingface",
@@ -198,6 +211,11 @@ def to_huggingface(
         dtype=TYPES[kind][1],
         verified=found,
     )
+
+
+def _compared(written: Folder) -> Verified:
+    expected = transformers_logits(written, fix="what is written there is whole, and was compared with nothing")
+    return compare(written, expected, run_dir=None)
 
 
 def _checkpoint(run_dir: Path, design: Design) -> Path:
@@ -232,6 +250,38 @@ def _check_free(path: Path) -> None:
         raise ConfigError(Problem(what="is not an empty folder", where=str(path), fix="name another folder"))
 
 
+def _begin(store: Store, folder: Folder, *, dtype: dtype, progress: data.Progress | None) -> None:
+    """`store` has a checkpoint of step 0. Raises ConfigError for weights that are no numbers."""
+    from meshwright.train.huggingface import Weights
+    from meshwright.train.huggingface.begin import write_weights
+
+    weights = Weights(folder)
+    try:
+        store.begin(lambda place: write_weights(weights, place, dtype=dtype, progress=progress))
+    except EnvironmentUnfit:
+        if weights.unfit:
+            raise ConfigError(weights.unfit) from None
+        raise
+
+
+@contextmanager
+def _all_or_nothing(path: Path) -> Iterator[None]:
+    """What is written into `path`, a free folder, stays when all of it is written. Raises EnvironmentUnfit where the
+    disk fails."""
+    there = path.is_dir()
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException as error:
+        for entry in path.iterdir():
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+        if not there:
+            path.rmdir()
+        if isinstance(error, OSError):
+            raise EnvironmentUnfit(Problem(what=str(error), where=str(path), fix="free space there")) from error
+        raise
+
+
 def _design(folder: Folder, plan: Path | str | None) -> Design:
     if plan is None:
         return _alone(folder)
@@ -247,7 +297,7 @@ def _design(folder: Folder, plan: Path | str | None) -> Design:
 
 def _alone(folder: Folder) -> Design:
     """A plan for one device of this machine: enough to generate, and to say what the weights are of."""
-    length = min(2048, folder.model.max_positions)
+    length = min(2048, folder.model.most_positions)
     job = JobSpec(sequence_length=length, batch_tokens=length, precision=Precision.FP32)
     tokenizer = folder.path / "tokenizer.json"
     if tokenizer.is_file():
@@ -339,9 +389,14 @@ def _copy_tokenizer(run_dir: Path, target: Path) -> None:
         shutil.copyfile(path, target / path.name)
 
 
-def _write_tokenizer(source: Path, run_dir: Path) -> None:
-    """RUN/tokenizer.json is the folder's tokenizer, where there is one that can be read."""
+def _tokenizer(source: Path) -> data.Tokenizer | None:
+    """The folder's tokenizer, None where it has none. Raises ConfigError where it cannot be read."""
     path = source / "tokenizer.json"
-    if path.is_file():
-        text = data.load_tokenizer(path).to_json()
-        (run_dir / "tokenizer.json").write_text(text, encoding="utf-8")
+    return data.load_tokenizer(path) if path.is_file() else None
+
+
+def _too_many_ids(tokenizer: data.Tokenizer | None, model: ModelSpec) -> tuple[str, ...]:
+    if tokenizer is None or tokenizer.vocab <= model.vocab:
+        return ()
+    told = f"the tokenizer has ids up to {tokenizer.vocab - 1:,}, with that of the end of a document"
+    return (f"{told}, and the model reads {model.vocab:,}: text with ids beyond is refused",)

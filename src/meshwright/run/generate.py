@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,15 +52,18 @@ def generate(
     folder = expanded(run_dir)
     _check(prompt, tokens=tokens, temperature=temperature, top_k=top_k)
     loaded = load_model(folder)
+    _check_finite(loaded.decoder, where=f"{folder}: step {loaded.step}")
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError(Problem(what="the run has no tokenizer", where=str(path)))
+        fix = "put there the tokenizer.json that the model was trained with"
+        raise ConfigError(Problem(what="the run has no tokenizer", where=str(path), fix=fix))
     tokenizer = tokenizer_from_json(path.read_text(encoding="utf-8"))
 
     from meshwright.nn import Sampling
     from meshwright.nn import generate as write
 
     read = [int(token) for token in tokenizer.encode_batch([prompt])[0]] if prompt else [tokenizer.end]
+    _check_ids(read, vocab=loaded.decoder.model.vocab, prompt=prompt, where=str(path))
     written: list[int] = []
     sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
     for token in write(loaded.decoder, read, count=tokens, sampling=sampling):
@@ -113,13 +117,33 @@ def load_model(run_dir: Path) -> Loaded:
     return Loaded(decoder=decoders[-1].eval(), step=checkpoint.step, passed_over=store.skipped)
 
 
+def _check_finite(decoder: Decoder, *, where: str) -> None:
+    """Raises ConfigError with the first parameter that holds what is no number: nothing it writes would be text."""
+    for name, x in decoder.named_parameters():
+        if not x.isfinite().all():
+            fix = "take an earlier checkpoint, or weights that are finite"
+            raise ConfigError(Problem(what=f"{name} holds nan or inf", where=where, fix=fix))
+
+
+def _check_ids(read: list[int], *, vocab: int, prompt: str, where: str) -> None:
+    """The model reads every token of the prompt, or the one that ends a document where there is none."""
+    if max(read) < vocab:
+        return
+    told = "the prompt has" if prompt else "a document ends with"
+    fix = "write another prompt" if prompt else "give a --prompt"
+    what = f"{told} token {max(read):,} and the model reads ids below {vocab:,}"
+    raise ConfigError(Problem(what=what, where=where, why="its tokenizer is larger than its vocabulary", fix=fix))
+
+
 def _check(prompt: str, *, tokens: int, temperature: float, top_k: int | None) -> None:
     problems = []
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         problems.append(Problem(what="the prompt is not UTF-8 text", where="--prompt", fix="set LC_ALL=C.UTF-8"))
     if tokens < 1:
         problems.append(Problem(what=f"{tokens} tokens", where="--tokens", fix="ask for at least one"))
-    if temperature < 0:
+    if not math.isfinite(temperature):
+        problems.append(Problem(what=f"{temperature} is no number", where="--temperature", fix="1 is the model's own"))
+    elif temperature < 0:
         problems.append(Problem(what=f"{temperature} is below 0", where="--temperature", fix="0 takes the likeliest"))
     if top_k is not None and top_k < 1:
         problems.append(Problem(what=f"{top_k} is below 1", where="--top-k", fix="1 takes the likeliest"))

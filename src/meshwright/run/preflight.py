@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from meshwright import search
-from meshwright.catalog.huggingface.folder import open_folder
+from meshwright.catalog.huggingface.folder import check_tied, open_folder
 from meshwright.data import Corpus, load_tokenizer
 from meshwright.data.documents import files_of
 from meshwright.data.train_tokenizer import parse_vocab
@@ -115,7 +115,7 @@ def check_plan(design: Design) -> None:
 def check_start(design: Design) -> None:
     """The weights that the job starts from are there, whole, and of the design's model. Raises ConfigError.
 
-    Files are read by their headers alone, without torch.
+    Files are read by their headers alone, but for a head that is stored twice, without torch.
     """
     if not design.job.start:
         return
@@ -124,6 +124,7 @@ def check_start(design: Design) -> None:
         what = f"its config.json is not of {design.model.name}, which the design trains"
         fix = f"design the plan with --model {design.job.start}"
         raise ConfigError(Problem(what=what, where=f"job.start: {design.job.start}", fix=fix))
+    check_tied(folder)
 
 
 def check_machine(design: Design, *, predicted: Report, run_dir: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.catalog.huggingface.folder import Folder
-from meshwright.spec.errors import EnvironmentUnfit, ExitCode, MeshwrightError, Problem
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, MeshwrightError, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,21 +69,45 @@ def check_verifiable() -> None:
         )
 
 
-def verify(folder: Folder, *, run_dir: Path | None) -> Verified:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Logits of transformers of some tokens, in fp32, and its version."""
+
+    tokens: Tensor
+    logits: Tensor
+    transformers: str
+
+
+def transformers_logits(folder: Folder, *, fix: str) -> Expected:
+    """What transformers computes with `folder`, the model whole in memory. Raises ConfigError, with `fix`, where it
+    cannot, or gives what are no numbers."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    tokens = torch.randint(folder.model.vocab, (SEQUENCES, _length(folder)), generator=generator)
+    try:
+        logits, version = _theirs(folder.path, tokens)
+    except Exception as error:  # whatever transformers raises of a config or of weights that it does not take
+        what = f"transformers cannot run this: {type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        raise ConfigError(Problem(what=what, where=str(folder.path), fix=fix)) from error
+    if not logits.isfinite().all():
+        what = f"the logits of transformers {version} hold nan or inf, so there is nothing to compare with"
+        raise ConfigError(Problem(what=what, where=str(folder.path), fix=fix))
+    return Expected(tokens=tokens, logits=logits, transformers=version)
+
+
+def compare(folder: Folder, expected: Expected, *, run_dir: Path | None) -> Verified:
     """How far the logits of our model are from those that transformers computes with `folder`.
 
-    Ours are of the newest checkpoint of the run `run_dir`, or of the folder's own weights where it is None. Both
-    models are in memory whole, in fp32. Raises LogitsDiffer beyond TOLERANCE of the largest logit.
+    Ours are of the newest checkpoint of the run `run_dir`, or of the folder's own weights where it is None; the model
+    is in memory whole, in fp32. Raises LogitsDiffer beyond TOLERANCE of the largest logit.
     """
     import torch
 
-    tokens = torch.randint(
-        folder.model.vocab, (SEQUENCES, _length(folder)), generator=torch.Generator().manual_seed(SEED)
-    )
-    theirs, version = _theirs(folder.path, tokens)
+    version = expected.transformers
     with torch.no_grad():
-        ours = (_of_folder(folder) if run_dir is None else _of_run(run_dir)).float()(tokens)
-    found = _compare(ours, theirs, version=version)
+        ours = (_of_folder(folder) if run_dir is None else _of_run(run_dir)).float()(expected.tokens)
+    found = _compare(ours, expected.logits, version=version)
     if not found.relative <= TOLERANCE:
         raise LogitsDiffer(
             Problem(
@@ -97,7 +121,7 @@ def verify(folder: Folder, *, run_dir: Path | None) -> Verified:
 
 
 def _length(folder: Folder) -> int:
-    return min(LENGTH, folder.model.max_positions)
+    return min(LENGTH, folder.model.most_positions)
 
 
 def _theirs(path: Path, tokens: Tensor) -> tuple[Tensor, str]:

@@ -11,7 +11,7 @@ from meshwright.search.batch_advice import batch_fix
 from meshwright.search.rules import Rule, Scope, choices, divisors, groups_of
 from meshwright.search.tensor_degrees import TENSOR_RULES
 from meshwright.spec.errors import Problem
-from meshwright.spec.model import LatentAttention, ModelSpec
+from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan, ScheduleKind, Sharding
 
 
@@ -163,9 +163,8 @@ def beyond_positions(model: ModelSpec, length: int, *, where: str) -> Problem | 
     if positions and length > positions:
         what = f"{length:,} is more than the {positions:,} positions the model has learned"
         return Problem(where=where, what=what, fix=f"choose {positions} or less")
-    mixers = [layer.mixer for layer, _ in model.layer_kinds if isinstance(layer.mixer, LatentAttention)]
-    dense = min((mixer.dense_within for mixer in mixers if mixer.dense_within), default=length)
-    if length <= dense:
+    dense = model.dense_within
+    if dense is None or length <= dense:
         return None
     what = f"attention that reads {dense:,} keys is dense up to so many positions, and sparse on {length:,}"
     return Problem(where=where, what=what, fix=f"choose {dense} or less")

@@ -152,6 +152,17 @@ class ModelSpec:
         alike: dict[Layer, Layer] = {}
         return replace(self, layers=tuple(alike.setdefault(layer, layer) for layer in layers))
 
+    @property
+    def dense_within(self) -> int | None:
+        """The positions up to which dense attention stands for a sparse one; None where it stands for none."""
+        mixers = [layer.mixer for layer, _ in self.layer_kinds if isinstance(layer.mixer, LatentAttention)]
+        return min((mixer.dense_within for mixer in mixers if mixer.dense_within), default=None)
+
+    @property
+    def most_positions(self) -> int:
+        """The longest sequence that the model reads."""
+        return min(self.max_positions, self.dense_within or self.max_positions)
+
     def dense(self) -> ModelSpec:
         """The model of whole matrices."""
         if not any(layer.ranks for layer in self.layers):

@@ -19,7 +19,9 @@ from meshwright.spec.model import ModelSpec, language_model
 
 INDEX, SINGLE, CONFIG = "model.safetensors.index.json", "model.safetensors", "config.json"
 READ_TYPES = ("F64", "F32", "F16", "BF16")
+HEAD = "lm_head.weight"
 MOST_TOLD = 20
+CHUNK_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class Stored:
 class Folder:
     """A folder whose files were found sound. `tensors` are by the names of `table`, those left out not among them.
 
-    `model` is what of it is trained here, `rest` what is stored of the others.
+    `model` is what of it is trained here, `rest` what is stored of the others. `tied` is the name of the embedding's
+    table and the head that is stored beside it though the config ties them; None where no head is.
     """
 
     path: Path
@@ -43,6 +46,7 @@ class Folder:
     table: Table
     tensors: Mapping[str, Stored]
     rest: Mapping[str, Stored]
+    tied: tuple[str, Stored] | None = None
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -75,7 +79,43 @@ def open_folder(path: Path) -> Folder:
         raise ConfigError(_few(problems))
     kept = {name: named[name] for name in table.theirs}
     rest = {name: stored for name, stored in named.items() if table.is_rest(name)}
-    return Folder(path=path, config=config, model=model, table=table, tensors=MappingProxyType(kept), rest=rest)
+    return Folder(
+        path=path,
+        config=config,
+        model=model,
+        table=table,
+        tensors=MappingProxyType(kept),
+        rest=rest,
+        tied=_tied(named, table, model),
+    )
+
+
+def check_tied(folder: Folder) -> None:
+    """A stored head that the config ties to the embedding is that table, byte by byte. Raises ConfigError."""
+    if folder.tied is None:
+        return
+    name, head = folder.tied
+    table = folder.tensors[name]
+    same = (head.entry.dtype, head.entry.shape) == (table.entry.dtype, table.entry.shape)
+    if same and all(one == other for one, other in zip(_bytes(head), _bytes(table), strict=True)):
+        return
+    why = "config.json ties them (tie_word_embeddings), so one of the two would be lost"
+    fix = f"set tie_word_embeddings to false to keep both, or remove {HEAD} to tie them"
+    raise ConfigError(Problem(what=f"{HEAD} is not {name}", where=str(head.file), why=why, fix=fix))
+
+
+def _tied(named: Mapping[str, Stored], table: Table, model: ModelSpec) -> tuple[str, Stored] | None:
+    head = next((name for name in named if name.split(".")[-2:] == HEAD.split(".")), None)
+    if not model.head.tied or head is None:
+        return None
+    return table.of_ours["embedding.tokens.weight"][0].theirs, named[head]
+
+
+def _bytes(stored: Stored) -> Iterator[bytes]:
+    with stored.file.open("rb") as file:
+        file.seek(stored.entry.start)
+        for start in range(stored.entry.start, stored.entry.stop, CHUNK_BYTES):
+            yield file.read(min(CHUNK_BYTES, stored.entry.stop - start))
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
 from meshwright.parallel import stored
+from meshwright.spec.errors import ConfigError
 from meshwright.train.huggingface.read import MODEL, Weights
 
 Progress = Callable[[str, float, float], None]
@@ -22,7 +23,8 @@ BOX_BYTES = 2**22
 class Streamed(DefaultSavePlanner):
     """Saves the parameters of `weights` in `dtype`, each made when its bytes are written.
 
-    A large parameter is several boxes of whole rows, none larger than BOX_BYTES unless a row is.
+    A large parameter is several boxes of whole rows, none larger than BOX_BYTES unless a row is. Raises ConfigError for
+    a value that is not finite.
     """
 
     def __init__(self, weights: Weights, *, dtype: torch.dtype, progress: Progress | None = None) -> None:
@@ -41,7 +43,10 @@ class Streamed(DefaultSavePlanner):
         assert data is not None, "every item is a box of a tensor"
         assert offset is not None, "every box says where it begins"
         made = torch.empty(data.chunk.sizes, dtype=self._dtype)
-        self._weights.read(made, write_item.index.fqn.removeprefix(MODEL), start=tuple(offset))
+        name = write_item.index.fqn.removeprefix(MODEL)
+        self._weights.read(made, name, start=tuple(offset))
+        if not made.isfinite().all():
+            raise ConfigError(self._weights.refused(name, dtype=self._dtype))
         if self._progress is not None:
             self._done += made.nbytes
             self._progress("weights", self._done, self._total)

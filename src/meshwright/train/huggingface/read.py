@@ -22,6 +22,7 @@ from torch.futures import Future
 
 from meshwright.catalog.huggingface.folder import Folder
 from meshwright.parallel import relocate
+from meshwright.spec.errors import Problem
 from meshwright.train.huggingface.files import DTYPES, MappedFiles
 from meshwright.train.huggingface.pieces import read_box
 
@@ -29,10 +30,12 @@ MODEL = "model."
 
 
 class Weights:
-    """The parameters of a model, by the names of the whole model, as a folder stores them."""
+    """The parameters of a model, by the names of the whole model, as a folder stores them; `unfit` is what of them was
+    refused."""
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
+        self.unfit: Problem | None = None
         self._files = MappedFiles(folder.tensors)
 
     @property
@@ -42,6 +45,16 @@ class Weights:
     def read(self, into: Tensor, name: str, *, start: tuple[int, ...]) -> None:
         """`into` holds the box of parameter `name` from `start` on."""
         read_box(into, name, start=start, table=self.folder.table, stored=self._files.tensor)
+
+    def refused(self, name: str, *, dtype: torch.dtype) -> Problem:
+        """Which stored tensor of parameter `name` holds a number that is none in `dtype`."""
+        pieces = self.folder.table.of_ours[name]
+        odd = [piece.theirs for piece in pieces if not self._files.tensor(piece.theirs).to(dtype).isfinite().all()]
+        stored = odd[0] if odd else pieces[0].theirs
+        what = f"{stored} holds nan or inf as {str(dtype).removeprefix('torch.')}"
+        where = str(self.folder.tensors[stored].file)
+        self.unfit = Problem(what=what, where=where, fix="convert weights that are finite")
+        return self.unfit
 
     def dtype(self, name: str) -> torch.dtype:
         """That of the stored tensor that parameter `name`, or the first part of it, is in."""

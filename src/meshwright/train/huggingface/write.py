@@ -16,6 +16,7 @@ from meshwright.catalog.huggingface.header import ITEM_BYTES
 from meshwright.catalog.huggingface.tensors import Table
 from meshwright.cost.holdings import Holding
 from meshwright.parallel import stored
+from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.ranks import factor_names
 from meshwright.train.huggingface.files import DTYPES, MappedFiles, write_file
 from meshwright.train.huggingface.pieces import make_stored
@@ -74,7 +75,7 @@ def write_folder(
     """`path` holds the tensors of `table` in files of at most `shard_bytes` each (more where one tensor has more).
 
     Those of `rest` are copied beside them as they are stored. A single file is model.safetensors; several
-    have an index beside them. Returns the files.
+    have an index beside them. Returns the files. Raises ConfigError for a value that `dtype` cannot hold.
     """
     announced = {name: (_dtype(name, table, dtype), shape) for name, shape in table.theirs.items()}
     announced |= {name: (stored.entry.dtype, stored.entry.shape) for name, stored in rest.items()}
@@ -89,6 +90,8 @@ def write_folder(
         else:
             parameters.keep_only({piece.ours for piece in table.of_theirs[name]})
             made = make_stored(name, dtype=DTYPES[announced[name][0]], table=table, parameter=parameters.get)
+            if not made.isfinite().all():
+                raise ConfigError(_not_finite(name, made, table=table, parameters=parameters))
         done += made.nbytes
         if progress is not None:
             progress("weights", done, total)
@@ -103,6 +106,17 @@ def write_folder(
         index = {"metadata": {"total_size": int(total)}, "weight_map": owners}
         (path / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return tuple(path / name for name in names)
+
+
+def _not_finite(name: str, made: Tensor, *, table: Table, parameters: CheckpointParameters) -> Problem:
+    """Why a stored tensor holds a number that is none: the run does, or it is beyond the type."""
+    for piece in table.of_theirs[name]:
+        if not parameters.get(piece.ours).isfinite().all():
+            fix = "convert an earlier checkpoint, or a run that did not diverge"
+            return Problem(what=f"{piece.ours} holds nan or inf", where="the run's checkpoint", fix=fix)
+    most = max(float(parameters.get(piece.ours).abs().max()) for piece in table.of_theirs[name])
+    what = f"{name} holds {most:.4g}, beyond {str(made.dtype).removeprefix('torch.')}"
+    return Problem(what=what, where="--dtype", fix="use bf16 or fp32")
 
 
 def _dtype(name: str, table: Table, dtype: str) -> str:
