@@ -54,11 +54,17 @@ class Network:
         return min(calls * latency + num_bytes * per_byte for latency, per_byte in ways)
 
     def _measured(self, operation: Collective, ranks: int) -> tuple[float, float] | None:
-        """A measurement of just so many ranks; what a switch adds up for more of them says little of fewer."""
-        for fit in self.group.inside.fits:
-            if fit.operation is operation and fit.ranks == ranks:
-                return fit.latency_seconds, 1.0 / fit.bytes_per_second
-        return None
+        """A measurement of just so many ranks; what a switch adds up for more of them says little of fewer. Where no
+        switch adds, a scatter and a gather that were not measured are one half of an all-reduce that was."""
+        inside, found = self.group.inside, {}
+        for fit in inside.fits:
+            if fit.ranks == ranks:
+                found[fit.operation] = fit.latency_seconds, 1.0 / fit.bytes_per_second
+        halves = operation in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER) and inside.sums is None
+        if operation not in found and halves and Collective.ALL_REDUCE in found:
+            latency, per_byte = found[Collective.ALL_REDUCE]
+            return latency / 2.0, per_byte / 2.0
+        return found.get(operation)
 
     def _ways(self, operation: Collective, ranks: int, counts: Counter[int]) -> list[tuple[float, float]]:
         """(latency, seconds a byte) of every algorithm and protocol."""

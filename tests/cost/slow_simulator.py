@@ -23,6 +23,7 @@ from tests.cost.slow_work import Bench, Local, Work, work_of
 
 BUCKET = 25 * 2**20
 OUT, IN = 2.0 + 2.0, 2.0 + 4.0  # bytes to read and write what was gathered (bf16), and what is scattered (in fp32)
+STEPPED = 0.43  # of its memory's bandwidth that a host's optimizer streams (2101.06840, table 4)
 OPERATIONS = {"reduce": Collective.ALL_REDUCE, "gather": Collective.ALL_GATHER, "scatter": Collective.REDUCE_SCATTER}
 
 
@@ -384,7 +385,8 @@ class SlowSimulator:
         owned += apart / (self.groups.grid_divided if self.sharding is not Sharding.NONE else 1)
         if self.plan.first_group.offload is Offload.OPTIMIZER:
             group = self.network.group
-            share = group.host_bandwidth / group.devices_per_node if group.host_bandwidth else rate(group.host)
+            shared = STEPPED * (group.host_bandwidth or 0.0) / group.devices_per_node
+            share = shared or rate(group.host)
             return owned * ((4.0 + 2.0) / rate(group.host) + 28.0 / share)
         rest = 16.0 if self.design.job.optimizer.clip_norm is not None else 4.0
         return owned * (28.0 / (self.device.optimizer_bandwidth or self.bench.bandwidth) + rest / self.bench.bandwidth)

@@ -136,7 +136,7 @@ def test_a_plan_without_rounds_meets_in_every_step_and_ways_that_take_as_long_sa
     assert alike.beside == "as long"
     assert replace(alike, change=-0.069).beside == "6.9 % less"
     assert replace(alike, change=0.861).beside == "86.1 % more"
-    assert replace(alike, change=59.337).beside == "60.3 times as long"
+    assert replace(alike, change=59.337).beside == "60.3 times"
 
 
 def test_a_way_of_meeting_that_memory_has_no_room_for_is_told() -> None:
@@ -163,7 +163,7 @@ def test_ways_to_meet_are_rows_of_explain_under_their_heads() -> None:
     shown = replace(explained(design), ways=(way,)).lines()
     (head,) = [index for index, line in enumerate(shown) if line.startswith("way to meet")]
     assert shown[head + 1].split("  ")[0] == "topk of 0.01"
-    assert "predicted step" in shown[head], "a run beside them was measured"
+    assert "way to meet, predicted" in shown[head], "a run beside them was measured"
     assert "50.0 % more, does not fit" in shown[head + 1]
     assert "loss" not in shown[head], "none of these was measured"
     assert replace(explained(design), ways=(way,)).lines(ways=False) == (*shown[: head - 1], *shown[head + 2 :])

@@ -53,7 +53,7 @@ class Generation:
     beside: tuple[str, ...] = ()
 
 
-TORCH_PRODUCTS = "torch products of 4,096 to 10,240 (tables of zzc0721/torch-performance-test-data, 2025 to 2026)"
+TORCH_PRODUCTS = "torch products of 4,096 to 10,240 (tables of GitHub's zzc0721, 2025 to 2026)"
 _SUSTAINED = (
     "products of Llama 70B's training, caches cleared between them (SemiAnalysis, MI300X vs H100 vs H200, "
     "December 2024, read in a translation)"

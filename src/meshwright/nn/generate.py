@@ -25,8 +25,9 @@ class Sampling:
 def generate(decoder: Decoder, prompt: list[int], *, count: int, sampling: Sampling = Sampling()) -> Iterator[int]:
     """Yields `count` tokens after `prompt`, which holds at least one.
 
-    Keys and values are remembered up to the longest sequence that the model reads; beyond, the second half of what was read is
-    read again and the sequence goes on from there. Under a prefix mask what is left of the prompt sees all of it.
+    Keys and values are remembered up to the longest sequence that the model reads; beyond, the second half of what was
+    read is read again and the sequence goes on from there. Under a prefix mask what is left of the prompt sees all of
+    it.
     """
     device = next(decoder.parameters()).device
     generator = torch.Generator(device=device).manual_seed(sampling.seed)

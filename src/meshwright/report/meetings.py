@@ -37,17 +37,17 @@ class Way:
 
     @property
     def beside(self) -> str:
-        """`6.9 % less` or `60.3 times as long`, beside the plan."""
+        """`6.9 % less` or `60.3 times`, beside the plan."""
         if self.is_plan:
             return "this plan"
         much = f"{format_percent(abs(self.change))} {'more' if self.change > 0 else 'less'}"
-        much = f"{format_times(1.0 + self.change)} as long" if self.change > MANIFOLD else much
+        much = format_times(1.0 + self.change) if self.change > MANIFOLD else much
         return (much if abs(self.change) >= LEAST else "as long") + ("" if self.fits else ", does not fit")
 
 
 def ways_cells(ways: Sequence[Way]) -> list[tuple[str, ...]]:
     """The table of ways, its head first; losses where any of them was measured."""
-    head = ("way to meet", "learners", "predicted step", "beside this plan", "loss above every step")
+    head = ("way to meet, predicted", "learners", "step", "beside this plan", "loss above every step")
     rows = [
         (
             way.words,

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from meshwright.catalog.huggingface.tensors import Table
     from meshwright.train.checkpoint import Store
 
+_COMPARED = "what is written there is whole, and was compared with nothing"
 KEPT = "huggingface"  # in a run: the files of the folder that its weights came from, but the weights
 BESIDE = (
     "generation_config.json",
@@ -201,7 +202,8 @@ def to_huggingface(
         if origin:
             _copy_beside(origin, path)
         _copy_tokenizer(run_dir, path)
-    found = _compared(open_folder(path)) if check else None
+    written = open_folder(path)
+    found = compare(written, transformers_logits(written, fix=_COMPARED), run_dir=None) if check else None
     return Converted(
         path=str(path),
         direction="to_huggingface",
@@ -211,11 +213,6 @@ def to_huggingface(
         dtype=TYPES[kind][1],
         verified=found,
     )
-
-
-def _compared(written: Folder) -> Verified:
-    expected = transformers_logits(written, fix="what is written there is whole, and was compared with nothing")
-    return compare(written, expected, run_dir=None)
 
 
 def _checkpoint(run_dir: Path, design: Design) -> Path:
