@@ -16,6 +16,7 @@ from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Design
+from meshwright.spec.units import format_times
 from tests.search import search_samples as samples
 from tests.support.sampled import sampled
 
@@ -126,6 +127,6 @@ def test_why_tells_what_the_machines_as_listed_would_cost() -> None:
     assert decision.design.plan.placement == (2, 3)
     assert differing(listed.design.plan, decision.design.plan)["order of devices"] == ("as listed", "2 to 3")
     ratio = listed.report.step_seconds / decision.report.step_seconds
-    assert ratio > 1.01
+    assert ratio > 3.0
     (line,) = (line for line in decision.why if line.startswith("machines as they are listed"))
-    assert f"would take {100 * (ratio - 1):.1f} % more time" in line
+    assert f"would take {format_times(ratio)} the time" in line
