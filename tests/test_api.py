@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,35 @@ def test_design_predict_and_explain_take_names_and_files(tmp_path: Path) -> None
     assert len(decision.ranked) == 2
     assert meshwright.predict(path) == meshwright.predict(decision.design) == decision.report
     assert decision.design.plan.describe() in "\n".join(meshwright.explain(path).lines())
+
+
+def test_a_plan_that_no_search_would_answer_with_is_not_priced() -> None:
+    """By the rules that `explain` and `export` ask."""
+    design = meshwright.design("tiny", "local:1", meshwright.JobSpec(sequence_length=128, batch_tokens=2048)).design
+    for changes, words in (
+        ({"microbatch": 10**9}, r"plan.microbatch: .*batch-is-asked"),
+        ({"sequence_length": 2}, r"plan.sequence_length: 2 is not the job's 128"),
+        ({"stages": (replace(design.plan.stages[0], rank=10**18),)}, r"plan.stages\[0\].rank: "),
+    ):
+        with pytest.raises(meshwright.MeshwrightError, match=words):
+            meshwright.predict(replace(design, plan=replace(design.plan, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("called", "words"),
+    [
+        (lambda: meshwright.predict(None), "design: NoneType is no Design or Path or str"),  # type: ignore[arg-type]
+        (lambda: meshwright.explain(None), "path: NoneType is no Path or str"),  # type: ignore[arg-type]
+        (lambda: meshwright.design(None, 5), "model: NoneType is no(.|\n)*cluster: int is no"),  # type: ignore[arg-type]
+        (lambda: meshwright.design("tiny", "local:1", {}), "job: dict is no JobSpec or str"),  # type: ignore[arg-type]
+        (lambda: meshwright.export("x", to=None), "to: NoneType is no str"),  # type: ignore[arg-type]
+        (lambda: meshwright.why_not("tiny", "local:1", settings=5), "settings: int is no str or"),  # type: ignore[arg-type]
+    ],
+    ids=["predict", "explain", "design", "job", "export", "why_not"],
+)
+def test_a_value_of_another_kind_is_told_in_words(called: Callable[[], object], words: str) -> None:
+    with pytest.raises(meshwright.MeshwrightError, match=words):
+        called()
 
 
 def test_specs_are_reached_without_numpy() -> None:

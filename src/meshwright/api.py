@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.errors import ConfigError, Gathering
+from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
@@ -64,6 +65,7 @@ def why_not(
     from meshwright import search
     from meshwright.search.settings import read_settings
 
+    _check_kind(settings, (str, Mapping), where="settings")
     asked, columns = _question(model, cluster, job), read_settings(settings)
     return search.why_not(asked, search.design(asked.model, asked.cluster, asked.job, top=1), columns)
 
@@ -107,10 +109,13 @@ def compare(one: Path | str, other: Path | str) -> Comparison:
 
 
 def predict(design: Design | Path | str) -> Report:
-    """What a design, or the one in a file or a run directory, costs: seconds and bytes by line."""
+    """What a design, or the one in a file or a run directory, costs: seconds and bytes by line.
+
+    Raises ConfigError for a design that breaks a rule of plans.
+    """
     from meshwright import cost
 
-    report: Report = cost.predict(_read(design))
+    report: Report = cost.predict(_legal(design))
     return report
 
 
@@ -144,6 +149,8 @@ def explain(path: Path | str) -> Explanation:
     """What the run directory or the design file at `path` costs, predicted against measured, the worst line first."""
     from meshwright import report
 
+    _check_kind(path, (Path, str), where="path")
+
     return report.explain(path)
 
 
@@ -152,13 +159,10 @@ def export(design: Design | Path | str, *, to: str) -> Exported:
 
     Raises ConfigError for a design that breaks a rule of plans, NotExpressible with everything `to` has no words for.
     """
-    from meshwright import search
     from meshwright.export import export, peer_named
 
-    peer, found = peer_named(to), _read(design)
-    if problems := search.check_answer(found):
-        raise ConfigError(problems)
-    return export(found, to=peer)
+    _check_kind(to, str, where="to")
+    return export(_legal(design), to=peer_named(to))
 
 
 def validate(path: Path | str) -> Validation:
@@ -169,6 +173,7 @@ def validate(path: Path | str) -> Validation:
 
 
 def _read(design: Design | Path | str) -> Design:
+    _check_kind(design, (Design, Path, str), where="design")
     if isinstance(design, Design):
         return design
     from meshwright import catalog
@@ -176,11 +181,32 @@ def _read(design: Design | Path | str) -> Design:
     return catalog.load_design(design)
 
 
+def _legal(design: Design | Path | str) -> Design:
+    """The design, which the search could answer its job with. Raises ConfigError with every rule that it breaks."""
+    from meshwright import search
+
+    found = _read(design)
+    if problems := search.check_answer(found):
+        raise ConfigError(problems)
+    return found
+
+
+def _check_kind(value: object, kinds: type | tuple[type, ...], *, where: str) -> None:
+    if not isinstance(value, kinds):
+        names = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+        what = f"{type(value).__name__} is no {names}"
+        raise ConfigError(Problem(what=what, where=where, fix="give a name, a file or a value of these kinds"))
+
+
 def _question(model: ModelSpec | str, cluster: ClusterSpec | str, job: JobSpec | str | None) -> Question:
     from meshwright import catalog, search
     from meshwright.run.machine import cache_root
 
     gathered = Gathering()
+    for where, value, kind in (("model", model, ModelSpec), ("cluster", cluster, ClusterSpec)):
+        gathered.attempt(partial(_check_kind, value, (kind, str), where=where))
+    gathered.attempt(partial(_check_kind, job, (JobSpec, str, type(None)), where="job"))
+    gathered.tell()
     spec = gathered.attempt(lambda: catalog.load_model(model) if isinstance(model, str) else model)
     machines = gathered.attempt(
         lambda: catalog.load_cluster(cluster, cache=cache_root()) if isinstance(cluster, str) else cluster
