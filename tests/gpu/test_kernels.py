@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 WRITTEN = KERNELS[-1]
 
 
-@pytest.mark.parametrize("name", ["cudnn", "flash"])
+@pytest.mark.parametrize("name", ["cudnn", "flash", "padded"])
 @pytest.mark.parametrize(("heads", "queries", "keys", "causal"), [(8, 512, 512, True), (8, 300, 700, False)])
 def test_fused_kernels_give_what_is_written_out(name: str, heads: int, queries: int, keys: int, causal: bool) -> None:
     fused = next(entry for entry in KERNELS if entry.name == name)
@@ -19,9 +19,10 @@ def test_fused_kernels_give_what_is_written_out(name: str, heads: int, queries: 
         pytest.skip("cuDNN is preferred from sm90 on")
     torch.manual_seed(0)
     half = {"dtype": torch.bfloat16, "device": "cuda"}
-    q = torch.randn(2, heads, queries, 64, **half)
-    k, v = (torch.randn(2, 2, keys, 64, **half) for _ in range(2))
-    scores = Scores(scale=0.125, causal=causal)
+    dims, value_dims = (192, 128) if name == "padded" else (64, 64)
+    q = torch.randn(2, heads, queries, dims, **half)
+    k, v = (torch.randn(2, 2, keys, features, **half) for features in (dims, value_dims))
+    scores = Scores(scale=dims**-0.5, causal=causal)
     wide = [x.double() for x in (q, k, v)]
     out, lse = fused.forward(q, k, v, scores)
     wanted, also = WRITTEN.forward(*wide, scores)

@@ -98,11 +98,14 @@ def test_scores_are_written_out_for_a_few_queries_at_once(case: str, monkeypatch
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
+def half(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda")
+
+
 def test_accelerators_take_half_precision_to_the_flash_kernel_and_nothing_it_cannot() -> None:
     """Operators and shapes alone: fake tensors of an accelerator that is not there."""
     with FakeTensorMode():
-        half = {"dtype": torch.bfloat16, "device": "cuda"}
-        q, k, v = (torch.empty(2, heads, 64, 64, **half) for heads in (8, 2, 2))  # type: ignore[arg-type]  # both fit
+        q, k, v = (half(2, heads, 64, 64) for heads in (8, 2, 2))
         plain = Scores(scale=0.1, causal=True)
         assert kernel(q, k, v, plain) is FLASH
         out, lse = FLASH.forward(q, k, v, plain)
@@ -110,14 +113,13 @@ def test_accelerators_take_half_precision_to_the_flash_kernel_and_nothing_it_can
         assert [x.shape for x in FLASH.backward(out, q, k, v, out, lse, plain)] == [q.shape, k.shape, v.shape]
         whole = torch.empty(2, 8, 64, 64, device="cuda")
         assert kernel(whole, whole, whole, plain) is WRITTEN
-        wider = torch.empty(2, 2, 64, 96, **half)  # type: ignore[arg-type]  # as above
-        many = torch.empty(2, 8, 64, 96, **half)  # type: ignore[arg-type]  # as above
+        many, wider = (half(2, heads, 64, 96) for heads in (8, 2))
         assert kernel(many, wider, v, plain) is PADDED
         narrow, lse = PADDED.forward(many, wider, v, plain)
         assert narrow.shape == (2, 8, 64, 64)
         given = PADDED.backward(narrow, many, wider, v, narrow, lse, plain)
         assert [x.shape for x in given] == [many.shape, wider.shape, v.shape]
-        odd = torch.empty(2, 8, 64, 20, **half)  # type: ignore[arg-type]  # as above
+        odd = half(2, 8, 64, 20)
         assert kernel(odd, odd, odd, plain) is WRITTEN
         assert kernel(q, k, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN
         assert kernel(q, k, v, Scores(scale=0.1, mask=torch.ones(64, 64, dtype=torch.bool, device="cuda"))) is WRITTEN
@@ -139,8 +141,7 @@ def test_torch_prefers_cudnn_and_its_operators_take_what_they_are_given(monkeypa
         assert [entry.name for entry in operator.default._schema.arguments] == names.split()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with FakeTensorMode():
-        half = {"dtype": torch.bfloat16, "device": "cuda"}
-        q, k, v = (torch.empty(2, heads, 64, 64, **half) for heads in (8, 2, 2))  # type: ignore[arg-type]  # both fit
+        q, k, v = (half(2, heads, 64, 64) for heads in (8, 2, 2))
         plain = Scores(scale=0.1, causal=True)
         for backend, expected in ((SDPBackend.FLASH_ATTENTION, FLASH), (SDPBackend.CUDNN_ATTENTION, CUDNN)):
             monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, chosen=backend.value, **__: chosen)
@@ -149,5 +150,5 @@ def test_torch_prefers_cudnn_and_its_operators_take_what_they_are_given(monkeypa
         assert (out.shape, lse.shape, lse.dtype) == (q.shape, (2, 8, 64), torch.float32)
         assert [x.shape for x in CUDNN.backward(out, q, k, v, out, lse, plain)] == [q.shape, k.shape, v.shape]
         assert kernel(q, k, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN
-        wide = torch.empty(2, 8, 64, 256, **half)  # type: ignore[arg-type]  # as above
+        wide = half(2, 8, 64, 256)
         assert kernel(wide, wide, wide, plain) is FLASH

@@ -53,6 +53,7 @@ class Generation:
     beside: tuple[str, ...] = ()
 
 
+# zzc0721/torch-performance-test-data on GitHub: tables of its issues, and of pull request 15 for RTX 5090.
 TORCH_PRODUCTS = "torch products of 4,096 to 10,240 (tables of GitHub's zzc0721, 2025 to 2026)"
 _SUSTAINED = (
     "products of Llama 70B's training, caches cleared between them (SemiAnalysis, MI300X vs H100 vs H200, "

@@ -74,17 +74,23 @@ def meeting_bytes(
     layout = _ZIGZAG if sizes.token_layout is None else sizes.token_layout
     halves = (runs > 1.0) & (layout == _ZIGZAG) & ~np.asarray(sizes.gathers)
     most = np.maximum(of_queries / 2.0 + of_keys, of_queries + of_keys / 2.0)
-    tile = np.where(halves, most, of_queries + of_keys)
-    widened = np.where(given > e, given * (2.0 * query + keys + output), 0.0)
+    tile = given * np.where(halves, most, of_queries + of_keys)
+    tile = tile + np.where(given > e, given * (2.0 * query + keys + output), 0.0)
     written = (given != 2.0) & (not sizes.processor) | capped
-    along = sizes.sequence / context * sizes.inner / sizes.slices
+    tile = np.where(written, np.maximum(tile, _written_tile(query, keys, heads, sizes, capped=capped)), tile)
+    # Between two runs the one sum that comes may be more than what a tile gave.
+    latest = np.maximum(tile, np.where((runs == 2.0) & ~np.asarray(sizes.gathers), wide * keys, 0.0))
+    return m * (wide * (query + sums * keys) + e * (output + blocks * keys) + latest)
+
+
+def _written_tile(query: FloatArray, keys: FloatArray, heads: FloatArray, sizes: Sizes, *, capped: bool) -> FloatArray:
+    """Bytes a token of a tile whose scores are written out: those of some queries, their weights, what the values make
+    of them, its sum and the slope of a cap; those queries and the sums of keys in full precision; the gradient."""
+    along = sizes.sequence / np.asarray(sizes.context) * sizes.inner / sizes.slices
     every = sizes.batch * heads / sizes.inner * along**2
     scores = np.minimum(SCORES_AT_ONCE, every)
-    out = wide * ((5.0 if capped else 4.0) * scores / m + query * scores / every + keys) + e * query
-    widened = np.where(written, np.maximum(out - given * tile, 0.0), widened)
-    # Between two runs the one sum that comes may be more than what a tile gave.
-    latest = np.maximum(given * tile + widened, np.where((runs == 2.0) & ~np.asarray(sizes.gathers), wide * keys, 0.0))
-    return m * (wide * (query + sums * keys) + e * (output + blocks * keys) + latest)
+    held = (5.0 if capped else 4.0) * scores / sizes.tokens + query * scores / every + keys
+    return np.asarray(sizes.wide * held + sizes.itemsize * query)
 
 
 def traded_copies(key_heads: FloatArray, sizes: Sizes) -> FloatArray:

@@ -108,8 +108,8 @@ class UnitMoments(EagerMoments):
     def _gathered_twice(
         self, at: Beside, told: Told, kept: FloatArray, buffers: FloatArray, *, flying: FloatArray, done: FloatArray
     ) -> Iterator[Moment]:
-        """Experts' forward, which has the copy too that they were gathered by: the one before this backward, or that of
-        a layer that is computed again."""
+        """Experts whose copy that they were gathered by is there too: at their forward before this backward, at that of
+        a layer that is computed again, and where they are gathered for their backward."""
         stage, again = at.stage, ~self.splits & (at.stage.again > 0.0)
         follows = np.zeros_like(again) if at.follows is None else np.broadcast_to(at.follows, again.shape)
         here = follows | ~self.splits
