@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from meshwright import catalog
 from meshwright.cost import PlanTable, predict
-from meshwright.cost.links import lay_links
-from meshwright.cost.stacks import software
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import Layer, Mixture, ModelSpec
 from meshwright.spec.plan import Design, Dispatch, ExpertGrid
 from meshwright.spec.report import LineName
 from meshwright.spec.routing import Routing
-from tests.cost.cost_examples import even_layout
 from tests.support import designs, models
 
 MACHINES = catalog.load_cluster("8xH100")
-_LAYOUT = even_layout(layers=2, pipeline=1)
 
 
 def mixed(top_k: int) -> ModelSpec:
@@ -60,13 +55,9 @@ def test_a_table_keeps_how_tokens_reach_experts() -> None:
         assert again.experts == plan.experts
 
 
-def crossing(groups: int, *, software: str, quicker: float = 1.0) -> float:
-    """Seconds of tokens on their way on eight nodes, where a token may choose in a half of `groups` of experts; links
-    in the nodes `quicker` than theirs."""
+def crossing(groups: int, *, software: str) -> float:
+    """Seconds of tokens on their way on eight nodes, where a token may choose in a half of `groups` of experts."""
     machines, grid = catalog.load_cluster("64xH100"), ExpertGrid(expert=64)
-    (group,) = machines.groups
-    inside = replace(group.inside, bandwidth=quicker * group.inside.bandwidth, fits=())
-    machines = replace(machines, groups=(replace(group, inside=inside),))
     layout = designs.Layout(replicate=64, batch=262144, microbatch=4096, precision=Precision.BF16, experts=grid)
     routing = Routing(groups=groups, chosen_groups=max(groups // 2, 1))
     part = Mixture(width=models.WIDTH, hidden=64, experts=64, top_k=8, norm=models.NORM, routing=routing)
@@ -100,36 +91,3 @@ def test_groups_of_experts_keep_a_token_on_fewer_nodes() -> None:
     assert crossing(8, software="megatron-core-deepep") < 0.95 * crossing(1, software="megatron-core-deepep")
     assert crossing(4, software="megatron-core-deepep") < 0.95 * crossing(1, software="megatron-core-deepep")
     assert crossing(8, software="megatron-core") == crossing(1, software="megatron-core")
-
-
-@pytest.mark.parametrize(("nodes", "measured"), [(4, 58e9), (8, 51e9)])
-def test_tokens_that_cross_once_reach_what_was_measured(nodes: int, measured: float) -> None:
-    """Bytes a second of DeepEP's kernels among 32 and 64 H800, what stays in a node counted (docs/legacy.md there)."""
-    cluster, ranks = catalog.load_cluster(f"{8 * nodes}xH800"), 8 * nodes
-    table = PlanTable.build({"replicate": ranks, "expert": ranks, "expert_tensor": 1}, layouts=[_LAYOUT])
-
-    def rate(name: str) -> float:
-        found = lay_links(table, group=cluster.groups[0], cluster=cluster, software=software(name))
-        return 1e9 / found.layer.experts.dispatch.seconds(np.full(1, 1e9))[0]
-
-    assert rate("megatron-core-deepep") == pytest.approx(measured, rel=0.05)
-    assert rate("megatron-core") < 0.85 * rate("megatron-core-deepep")
-
-
-def test_a_node_hands_tokens_on_while_others_come() -> None:
-    """Where adapters take longer than the links in a node, those may be as quick as they like."""
-    once = "megatron-core-deepep"
-    assert crossing(8, software=once, quicker=4.0) == pytest.approx(crossing(8, software=once), rel=1e-3)
-
-
-def test_kernels_that_hand_tokens_on_slow_work_as_much_as_those_inside_a_node() -> None:
-    """They hold 20 of 132 processors (2412.19437, 3.2.2), and adapters by themselves hardly any."""
-    cluster = catalog.load_cluster("64xH800")
-    table = PlanTable.build({"replicate": 64, "expert": 64, "expert_tensor": 1}, layouts=[_LAYOUT])
-
-    def added(name: str) -> tuple[float, float]:
-        links = lay_links(table, group=cluster.groups[0], cluster=cluster, software=software(name))
-        return links.layer.contention.near.added, links.layer.contention.far.added
-
-    near, far = added("megatron-core-deepep")
-    assert near == far > added("megatron-core")[1]

@@ -270,8 +270,8 @@ def _expert_seconds(
     """Seconds and bytes of a pass there and back: tokens to experts, gathered by the ranks that divide them, and back.
 
     Backward takes as long: gradients go the same ways (2504.14960). A token that is dispatched once goes once to each
-    rank that holds an expert of its, and between nodes once to a node, which hands it on as it comes (DeepEP). Where
-    all ranks gather all tokens, a token travels once, whatever the experts that chose it, and sums are scattered.
+    rank that holds an expert of its, and between nodes once to a node, which hands it on (DeepEP). Where all ranks
+    gather all tokens, a token travels once, whatever the experts that chose it, and sums are scattered.
     """
     if not any(np.any(part.dispatched) for part in works):
         return np.zeros(len(inverse)), np.zeros(len(inverse))
@@ -284,7 +284,7 @@ def _expert_seconds(
         sent = chosen * ranks
     there = links.dispatch.seconds(sent, calls=1.0)
     if once:
-        handed = np.maximum(links.dispatch.seconds(chosen * nodes), links.forward.seconds(sent))
+        handed = links.dispatch.seconds(chosen * nodes) + links.forward.seconds(sent)
         there = np.where(links.nodes > 1.0, np.minimum(there, handed), there)
     found = 2.0 * there + links.gather.seconds(whole) + links.scatter.seconds(whole)
     gathers = table.dispatch == _GATHERED

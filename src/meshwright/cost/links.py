@@ -60,9 +60,8 @@ class _Floor:
     def around(self, *dims: Dim) -> Ring:
         return lay(self.table, dims, group=self.group, cluster=self.cluster)
 
-    def price(self, operation: Collective, ring: Ring, *, once: bool = False) -> Linear:
-        priced = collective(operation, ring, group=self.group, cluster=self.cluster, once=once)
-        priced = priced.slowed(self._beside(ring))
+    def price(self, operation: Collective, ring: Ring) -> Linear:
+        priced = collective(operation, ring, group=self.group, cluster=self.cluster).slowed(self._beside(ring))
         return priced.later(self._dated(operation, ring)).take(self.inverse)
 
     def hop(self, around: Ring) -> Linear:
@@ -150,7 +149,7 @@ class _Floor:
     def experts(self, slices: Dim, experts: Dim) -> ExpertLinks:
         sliced, holders = self.around(slices), self.around(experts)
         return ExpertLinks(
-            dispatch=self.price(Collective.ALL_TO_ALL, holders, once=self.software.experts.dispatches_once),
+            dispatch=self.price(Collective.ALL_TO_ALL, holders),
             forward=send(self.group.inside, senders=np.ones(len(self.inverse)), adapters=1.0),
             nodes=holders.racks[self.inverse],
             gather=self.price(Collective.ALL_GATHER, sliced),
@@ -177,7 +176,7 @@ class Links:
             grid=tuple(floor.tensor(dim) for dim in _directions(table, steps[AxisName.TENSOR])),
             context=floor.context(*_runs(table, steps[AxisName.CONTEXT])),
             experts=floor.experts(slices, experts),
-            contention=_contention(self._everyone, group=floor.group, hands_on=floor.software.experts.dispatches_once),
+            contention=_contention(self._everyone, group=floor.group),
         )
 
     @cached_property
@@ -286,12 +285,11 @@ def _rounds(floor: _Floor, replicas: Dim, *, layer: LayerLinks, data: DataLinks)
     )
 
 
-def _contention(ring: Ring, *, group: NodeGroup, hands_on: bool = False) -> Contention:
-    """Between work on a device of `group` and what runs beside it; kernels that `hands_on` what comes over adapters
-    to the rest of their node hold as many processors as those that send inside it (20 of 132 in 2412.19437)."""
+def _contention(ring: Ring, *, group: NodeGroup) -> Contention:
+    """Between work on a device of `group` and what runs beside it."""
     near, far = (
         float(occupied(replace(ring, racks=np.full_like(ring.racks, count)), kind=group.device.kind)[0])
-        for count in (1.0, 1.0 if hands_on else 2.0)
+        for count in (1.0, 2.0)
     )
     kind = group.device.kind
     return Contention(near=Mutual.of(near, kind=kind), far=Mutual.of(far, kind=kind))

@@ -22,25 +22,22 @@ from meshwright.spec.cluster import ClusterSpec, Collective, CollectiveFit, Devi
 __all__ = ["Linear", "collective", "occupied", "over_sockets", "routes", "send", "send_inside"]
 # What messages to many nodes at once reach of an adapter, over what a ring to one neighbour does: 0.7 of the line rate
 # is what mixtures of 2504.14960 and Megatron-Bridge trained with, and rings reach 0.875 of it (the efficiency of a
-# sheet's adapters), of which that is 0.8. No table of all-to-alls by themselves was found. What sends a token once to
-# each node sends to one rank there, and reaches what rings do: 58 and 51 GB/s of 50 among 4 and 8 nodes, of which a
-# fourth and an eighth stay (deepseek-ai/DeepEP, docs/legacy.md).
-_SCATTERED, _ONCE = 0.8, 1.0
+# sheet's adapters), of which that is 0.8. No table of all-to-alls by themselves was found, but for one of kernels that
+# send a token once to each node: they reach what rings do (deepseek-ai/DeepEP, docs/legacy.md), alone and evenly; in
+# training that is not seen (docs/lab.md).
+_SCATTERED = 0.8
 _HALVES = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
 _NEAR_PROCESSORS, _FAR_PROCESSORS = 0.15, 0.02
 
 
-def collective(
-    operation: Collective, ring: Ring, *, group: NodeGroup, cluster: ClusterSpec, once: bool = False
-) -> Linear:
+def collective(operation: Collective, ring: Ring, *, group: NodeGroup, cluster: ClusterSpec) -> Linear:
     """What `operation` among the ranks of `ring` takes; nothing where the ring has one rank.
 
-    Measured fits of a link come before formulas as far as their largest number of ranks. An all-to-all may send `once`
-    to every node, to the rank of the same place.
+    Measured fits of a link come before formulas as far as their largest number of ranks.
     """
     if not (ring.size > 1.0).any():
         return Linear.line(np.zeros_like(ring.size), np.zeros_like(ring.size))
-    priced = quickest([lines for _, lines in _routes(operation, ring, group=group, once=once)])
+    priced = quickest([lines for _, lines in _routes(operation, ring, group=group)])
     near = _fitted(operation, ring, priced, link=group.inside, group=group)
     far = _fitted(operation, ring, priced, link=group.nic, group=group)
     if group.rack is not None:
@@ -71,14 +68,12 @@ def routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> Mapping[st
     }
 
 
-def _routes(
-    operation: Collective, ring: Ring, *, group: NodeGroup, once: bool = False
-) -> list[tuple[tuple[str, ...], Linear]]:
+def _routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> list[tuple[tuple[str, ...], Linear]]:
     """`routes` by family: the names of its protocols, and one line for each."""
     at = _Tiers.of(ring, group=group, scattered=operation is Collective.ALL_TO_ALL)
     protocols = ring_protocols(group.device.kind)
     if operation is Collective.ALL_TO_ALL:
-        return [(("direct",), _direct(ring, at, protocols, reached=_ONCE if once else _SCATTERED))]
+        return [(("direct",), _direct(ring, at, protocols))]
     found = [(protocols.names, _flat(operation, ring, at, protocols))]
     several = bool((ring.nodes > 1.0).any())
     if several and group.nic.staged:
@@ -266,16 +261,15 @@ def _sums(ring: Ring, *, group: NodeGroup, share: float) -> Linear:
     return Linear.line(np.where(reached, SUMS_LATENCY, np.inf), per_byte)
 
 
-def _direct(ring: Ring, at: _Tiers, protocols: Protocols, *, reached: float) -> Linear:
-    """Each rank sends (n - 1)/n of its bytes: over its node's links, its rack's, and what is `reached` of its share of
-    the adapters.
+def _direct(ring: Ring, at: _Tiers, protocols: Protocols) -> Linear:
+    """Each rank sends (n - 1)/n of its bytes: over its node's links, its rack's, and its share of the adapters.
 
     Half of a node's ranks send half of theirs to the other half of it.
     """
     plain, quick = protocols.only(0), protocols.only(-1)
     near = np.maximum((ring.per_node - 1.0) / at.inside, np.square(0.5 * ring.per_node) / at.sockets)
     near = near + np.maximum(ring.per_rack - ring.per_node, 0.0) / at.rack
-    far = (ring.size - np.minimum(ring.fewest_rack, ring.size)) / (reached * at.adapter)
+    far = (ring.size - np.minimum(ring.fewest_rack, ring.size)) / (_SCATTERED * at.adapter)
     first = at.steps(
         *((count > 1.0).astype(np.float64) for count in (ring.per_node, at.boxes, ring.racks)), protocol=plain
     )
