@@ -14,6 +14,7 @@ from meshwright.search.lighten import lightened
 from meshwright.search.refine import refine
 from meshwright.spec.job import Constraints
 from meshwright.spec.plan import Design, Recompute, Sharding
+from meshwright.spec.report import Report
 from tests.search import search_samples as samples
 from tests.support.designs import sharded
 
@@ -52,7 +53,7 @@ def test_fewer_layers_are_computed_again_and_it_fits(share: float, pipeline: int
 
 def test_mixes_that_leave_room_are_tried_too_and_fit_more_surely() -> None:
     found = [report for _, report in lightened([squeezed(0.9, pipeline=1)])[0]]
-    fullest = [max(each.total / each.capacity for each in report.memory) for report in found]
+    fullest = [filled(report) for report in found]
     assert min(fullest) < 0.91 < 0.95 < max(fullest)
     steps = [report.step_seconds for report in found]
     assert steps[fullest.index(max(fullest))] == min(steps)
@@ -75,21 +76,29 @@ def test_a_mixed_plan_tells_all_that_its_blocks_do_and_keeps_to_what_is_asked_of
         table = PlanTable.from_plan(design.plan)
         ((chosen, _),) = refine(table, [0], model=held.model, cluster=held.cluster, job=held.job)
         kinds = set(str(columns_of(chosen.plan)["recompute"]).split("+"))
-        assert kinds == {"full"} if asked.fix else "none" not in kinds
+        assert kinds == ({"full"} if asked.fix else {"full", "selective"})
+
+
+def filled(report: Report) -> float:
+    """The share of the fullest device."""
+    return max(each.total / each.capacity for each in report.memory)
 
 
 def test_one_layer_less_would_not_fit() -> None:
+    """Into the room that a mix was made for: all of a device, or what leaves it room."""
     design = squeezed(0.5, pipeline=1)
-    lighter = lightened([design])[0]
-    fullest = max(report.peak_bytes for _, report in lighter)
-    found = [made for made, report in lighter if report.peak_bytes > 0.96 * fullest]
-    for made in [made for made in found if made.plan.stages[0].groups[-2].recompute is Recompute.NONE]:
+    found = [
+        entry for entry in lightened([design])[0] if entry[0].plan.stages[0].groups[-2].recompute is Recompute.NONE
+    ]
+    assert len(found) > 1
+    for made, report in found:
         groups = made.plan.stages[0].groups
         heavy = next(index for index, group in enumerate(groups) if group.recompute is Recompute.FULL)
         less = replace(groups[heavy], stop=groups[heavy].stop - 1)
         more = replace(groups[heavy + 1], start=less.stop)
         stages = (replace(made.plan.stages[0], groups=(*groups[:heavy], less, more, *groups[heavy + 2 :])),)
-        assert not cost.predict(replace(made, plan=replace(made.plan, stages=stages))).fits
+        room = min(room for room in (1.0, 0.9, 0.8) if filled(report) <= room)
+        assert filled(cost.predict(replace(made, plan=replace(made.plan, stages=stages)))) > room
 
 
 def short_of_memory(share: float, *, pipeline: int = 1) -> Design:
