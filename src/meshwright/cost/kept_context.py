@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.cost.kept_keys import all_given
-from meshwright.cost.table import TOKEN_LAYOUTS
+from meshwright.cost.table import TOKEN_LAYOUTS, BoolArray
 from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.exchange import TokenLayout
 
@@ -77,20 +77,25 @@ def meeting_bytes(
     tile = given * np.where(halves, most, of_queries + of_keys)
     tile = tile + np.where(given > e, given * (2.0 * query + keys + output), 0.0)
     written = (given != 2.0) & (not sizes.processor) | capped
-    tile = np.where(written, np.maximum(tile, _written_tile(query, keys, heads, sizes, capped=capped)), tile)
+    out = _written_tile(query, keys, heads, sizes, halves=halves, capped=capped)
+    tile = np.where(written, np.maximum(tile, out), tile)
     # Between two runs the one sum that comes may be more than what a tile gave.
     latest = np.maximum(tile, np.where((runs == 2.0) & ~np.asarray(sizes.gathers), wide * keys, 0.0))
     return m * (wide * (query + sums * keys) + e * (output + blocks * keys) + latest)
 
 
-def _written_tile(query: FloatArray, keys: FloatArray, heads: FloatArray, sizes: Sizes, *, capped: bool) -> FloatArray:
+def _written_tile(
+    query: FloatArray, keys: FloatArray, heads: FloatArray, sizes: Sizes, *, halves: BoolArray, capped: bool
+) -> FloatArray:
     """Bytes a token of a tile whose scores are written out: those of some queries, their weights, what the values make
-    of them, its sum and the slope of a cap; those queries and the sums of keys in full precision; the gradient."""
+    of them, its sum and the slope of a cap; those queries and the sums of keys in full precision; the gradient. Where
+    it is not of `halves` of the queries, which see all, what is hidden from each too, a byte for all heads."""
     along = sizes.sequence / np.asarray(sizes.context) * sizes.inner / sizes.slices
     every = sizes.batch * heads / sizes.inner * along**2
     scores = np.minimum(SCORES_AT_ONCE, every)
     held = (5.0 if capped else 4.0) * scores / sizes.tokens + query * scores / every + keys
-    return np.asarray(sizes.wide * held + sizes.itemsize * query)
+    hidden = np.where(halves, 0.0, scores / (sizes.batch * heads / sizes.inner) / sizes.tokens)
+    return np.asarray(sizes.wide * held + hidden + sizes.itemsize * query * np.where(halves, 0.5, 1.0))
 
 
 def traded_copies(key_heads: FloatArray, sizes: Sizes) -> FloatArray:
