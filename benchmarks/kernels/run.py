@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.catalog.devices import devices
-from meshwright.cost.compute import part_seconds, rates
+from meshwright.cost.compute import part_seconds
 from meshwright.cost.products import product_seconds
+from meshwright.cost.rates import rates
 from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS
 from meshwright.cost.work import PartWork

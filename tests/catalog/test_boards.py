@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from meshwright.catalog.devices import devices
-from meshwright.cost.compute import rates
 from meshwright.cost.products import product_seconds
+from meshwright.cost.rates import rates
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS
 from meshwright.spec.cluster import AttentionKernel, Precision

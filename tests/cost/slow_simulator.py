@@ -34,8 +34,8 @@ class SlowSimulator:
         self.design, self.plan, self.model = design, design.plan, design.model
         self.network = Network.of(design.cluster)
         self.device = self.network.group.device
-        self.bench = Bench(self.device)
         plan, group = self.plan, design.plan.first_group
+        self.bench = Bench(self.device, plan.world_size // plan.pipeline)
         self.sharding = group.sharding if plan.shard * plan.context > 1 else Sharding.NONE
         self.groups = Groups(plan)
         self.policies = {
@@ -56,7 +56,7 @@ class SlowSimulator:
             slices=self.groups.grid[1],
             masked=design.job.data.document_mask,
         )
-        alike = {block: work_of(block, local, self.device) for block in dict.fromkeys(self.model.blocks)}
+        alike = {block: work_of(block, local, self.bench) for block in dict.fromkeys(self.model.blocks)}
         self.works = [alike[block] for block in self.model.blocks]
         self.times = {id(work): self._times(work) for work in alike.values()}
 

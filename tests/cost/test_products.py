@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import nodes
-from meshwright.cost.compute import part_seconds, quantize_bytes, rates
+from meshwright.cost.compute import part_seconds
 from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import ATTENTION, HEAD, block_work
 from meshwright.cost.products import product_seconds
+from meshwright.cost.rates import quantize_bytes, rates
 from meshwright.cost.recurrence_work import RECURRENCE
 from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS

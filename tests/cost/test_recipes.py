@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from meshwright.catalog.devices import devices
-from meshwright.cost.compute import part_seconds, quantize_bytes, rates
+from meshwright.cost.compute import part_seconds
 from meshwright.cost.expert_handling import ExpertHandling
 from meshwright.cost.met import Routed, met
 from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import ATTENTION, HEAD, block_work
+from meshwright.cost.rates import quantize_bytes, rates
 from meshwright.cost.software import Software
 from meshwright.cost.stacks import SOFTWARE
 from meshwright.cost.table import PRECISIONS

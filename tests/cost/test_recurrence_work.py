@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from meshwright.catalog.devices import devices
-from meshwright.cost.compute import part_seconds, rates
+from meshwright.cost.compute import part_seconds
 from meshwright.cost.operators import block_work
+from meshwright.cost.rates import rates
 from meshwright.cost.recurrence_work import RECURRENCE, backward_kernels, forward_kernels
 from meshwright.cost.scan_seconds import scan_seconds
 from meshwright.cost.stacks import SOFTWARE

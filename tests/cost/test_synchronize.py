@@ -64,3 +64,19 @@ def test_gradients_of_context_ranks_are_added_to_buckets_as_those_of_replicas_ar
         return float(accumulation_seconds(np.array([1e9]), table, device=device, software=software)[0])
 
     assert seconds(context=8) == seconds(replicate=8) > seconds(tensor=8)
+
+
+def test_a_program_for_tpus_sums_over_slices_when_all_backwards_are_done():
+    """However long the backward; other software hides it there."""
+    model, cluster = llama(width=1024, hidden=4096, heads=8, layers=8), selene(nodes=4)
+    columns = {"shard": 8, "replicate": 4, "sharding": SHARDINGS.index(Sharding.PARAMETERS), "microbatch": 64}
+    table = PlanTable.build(columns, layouts=[even_layout(layers=8, pipeline=1)])
+
+    def shown(software):
+        job = replace(JOB, sequence_length=2048, batch_tokens=2048 * 64 * 32, software=software)
+        costs = evaluate(table, model=model, cluster=cluster, job=job)
+        return float(costs.parts[LineName.GRADIENTS][0])
+
+    nic = cluster.groups[0].nic
+    sent = 2.0 * 2.0 * model.parameters / 8.0 * 3.0 / 4.0
+    assert shown("xla") - shown("xla-gpu") > sent / nic.bandwidth

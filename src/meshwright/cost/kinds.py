@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from meshwright.cost.again import again, flops_again, products_again, scores
 from meshwright.cost.block_bytes import FULL, SELECTIVE, BlockBytes, block_bytes, cast_bytes, recomputes
-from meshwright.cost.compute import PassSeconds, Rates, part_seconds, rates
+from meshwright.cost.compute import PassSeconds, part_seconds
 from meshwright.cost.exchanges import Exchanges, LayerLinks, exchange_seconds
 from meshwright.cost.grid_rows import grid_dims, held_on_grids
 from meshwright.cost.host_time import host_extra
@@ -20,8 +20,10 @@ from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.offload import carried
 from meshwright.cost.operators import block_work
 from meshwright.cost.overlap import Slack
+from meshwright.cost.rates import Rates, rates
 from meshwright.cost.repeated import Repeated
 from meshwright.cost.sizes import operator_sizes
+from meshwright.cost.slowest import slowest_share
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import EXCHANGES, PRECISIONS, SCHEDULES, SHARDINGS, BoolArray, PlanTable
@@ -101,8 +103,11 @@ class Combination:
 
 def combine(table: PlanTable, *, device: DeviceSpec, job: JobSpec, software: Software) -> Combination:
     """The distinct combinations of `table` on `device`; raises ConfigError where it has no peak for a precision."""
-    first, inverse = _distinct(table)
-    figures = rates(device, precision=table.precision[first], length=job.sequence_length, software=software)
+    waiting = table.world / table.pipeline
+    first, inverse = _distinct(table, waiting if device.spread else None)
+    figures = rates(device, precision=table.precision[first], length=job.sequence_length, software=software).slowed(
+        slowest_share(waiting[first], spread=device.spread)
+    )
     dims, side = grid_dims(table)[first], table.side[first].astype(np.float64)
     sizes = operator_sizes(
         batch=table.microbatch[first] / side ** (dims - 1.0),
@@ -130,8 +135,9 @@ def _gathers_keys(table: PlanTable) -> BoolArray:
     return np.asarray((table.context > table.inner) & (table.exchange == _GATHER))
 
 
-def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
-    """Rows that stand for each distinct setting of operators, and which of them every row has."""
+def _distinct(table: PlanTable, waiting: FloatArray | None) -> tuple[IndexArray, IndexArray]:
+    """Rows that stand for each distinct setting of operators, and which of them every row has; so many ranks as are
+    `waiting` for each other differ where that slows them."""
     key = np.zeros(len(table), dtype=np.int64)
     columns = (
         table.tensor,
@@ -146,6 +152,7 @@ def _distinct(table: PlanTable) -> tuple[IndexArray, IndexArray]:
         table.expert_tensor,
         table.slices,
         table.tensor_grid,
+        *(() if waiting is None else (waiting,)),
     )
     for column in columns:
         known, codes = np.unique(column, return_inverse=True)

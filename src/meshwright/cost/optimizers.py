@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshwright.cost.compute import ADAMW_BYTES, optimizer_seconds, rates
+from meshwright.cost.compute import ADAMW_BYTES, optimizer_seconds
 from meshwright.cost.copied_heads import divided_by
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.lines import Linear
 from meshwright.cost.network import collective
 from meshwright.cost.placement import distinct, ring
 from meshwright.cost.products import ProductRates
+from meshwright.cost.rates import rates
+from meshwright.cost.slowest import slowest_share
 from meshwright.cost.software import Software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import PlanTable
@@ -214,7 +216,9 @@ def update_rates(
         around = ring(alike, axes, group=group, cluster=cluster)
         return collective(Collective.ALL_TO_ALL, around, group=group, cluster=cluster).take(inverse)
 
-    figures = rates(group.device, precision=table.precision, length=job.sequence_length, software=software)
+    figures = rates(group.device, precision=table.precision, length=job.sequence_length, software=software).slowed(
+        slowest_share(table.world / table.pipeline, spread=group.device.spread)
+    )
     return UpdateRates(
         products=figures.head,
         over_shards=exchange(AxisName.SHARD, AxisName.CONTEXT),

@@ -127,6 +127,7 @@ _XLA_TPU: Mapping[str, Any] = {
     **_XLA,
     "pieces": True,
     "fused_loss": True,
+    "sums_replicas_last": True,
     "experts": ExpertHandling(masks=True, block=512),
 }
 # karpathy/llm.c: one program whose kernels add residuals with norms and write gradients of logits over them, whose

@@ -69,12 +69,13 @@ def synchronize(
 
     zero1 and zero2 gather once a step; zero3 gathers in forward and again in backward of every microbatch; zero2 and
     zero3 scatter gradients every microbatch, or once in `turns` of them; zero1 once, or reduces them whole. Replicas
-    reduce their shards once; where they compress them it is in buckets of several blocks, and not here. What is done
-    once is done beside the first or the last slice of a microbatch, where those are cut. Each travels while the same
-    block of a neighbouring layer works or waits for other links, unless `contention` is None, and what that does not
-    cover is exposed: gradients beside the products that give them, where those are a pass of their own. Parameters on a
-    grid of experts travel over `experts`. A block has no gradients that `backward` does not give it, and is gathered
-    once where backward does not come. What is copied for it on the device itself hides behind nothing.
+    reduce their shards once, some software beyond a node after all backwards; where they compress them it is in buckets
+    of several blocks, and not here. What is done once is done beside the first or the last slice of a microbatch, where
+    those are cut. Each travels while the same block of a neighbouring layer works or waits for other links, unless
+    `contention` is None, and what that does not cover is exposed: gradients beside the products that give them, where
+    those are a pass of their own. Parameters on a grid of experts travel over `experts`. A block has no gradients that
+    `backward` does not give it, and is gathered once where backward does not come. What is copied for it on the device
+    itself hides behind nothing.
     """
     copied = _Copied.of(block, table, sizes, software=software, device=device, turns=turns, backward=backward)
     found = _travelling(
@@ -85,7 +86,7 @@ def synchronize(
         experts=experts,
         contention=contention,
         windows=copied.windows(block, table, contention),
-        reduces_whole=software.reduces_whole,
+        software=software,
         turns=turns,
         backward=backward,
     )
@@ -101,7 +102,7 @@ def _travelling(
     experts: DataLinks,
     contention: Contention | None,
     windows: tuple[Slack, Slack],
-    reduces_whole: bool,
+    software: Software,
     turns: FloatArray,
     backward: Backward,
 ) -> SyncSeconds:
@@ -121,11 +122,13 @@ def _travelling(
     scatter = both_ways("scatter", "sharded", dense * sizes.reduced, apart * sizes.reduced).where(trains)
     own, theirs = (sizes.reduced / parts for parts in (table.divided, table.expert_divided))
     replicas = both_ways("reduce_replicas", "replicas", dense * own, apart * theirs).where(trains & ~compresses(table))
+    after = replicas.far if software.sums_replicas_last else np.zeros_like(replicas.far)
+    replicas = replicas.where(after == 0.0)
     ahead, behind = windows
     each_scatter = scatter.where(table.sharding > _ZERO1).times(1.0 / turns)
     each_gather = gather.where(zero3).times(1.0 / turns)
     once, first = scatter.where(table.sharding == _ZERO1) + replicas, gather.where(~zero3)
-    if reduces_whole:
+    if software.reduces_whole:
         whole = both_ways("reduce_all", "everywhere", dense * sizes.reduced, apart * sizes.reduced).where(trains)
         once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
     split, slice_share = block.late.near > 0.0, 1.0 / table.slices
@@ -140,7 +143,7 @@ def _travelling(
         each_gather_backward=(back, gather_back.whole),
         each_scatter=(scattered, each_scatter.whole),
         once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
-        once_gradients=(ended - slice_share * (before + scattered), once.whole),
+        once_gradients=(ended - slice_share * (before + scattered) + after, once.whole + after),
     )
 
 

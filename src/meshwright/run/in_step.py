@@ -9,8 +9,9 @@ from statistics import geometric_mean
 
 import numpy as np
 
-from meshwright.cost.compute import part_seconds, rates
+from meshwright.cost.compute import part_seconds
 from meshwright.cost.operators import block_work
+from meshwright.cost.rates import rates
 from meshwright.cost.sizes import operator_sizes
 from meshwright.cost.stacks import software
 from meshwright.cost.table import PRECISIONS

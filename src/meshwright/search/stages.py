@@ -9,8 +9,9 @@ from typing import TypedDict
 
 import numpy as np
 
-from meshwright.cost.compute import part_seconds, rates, with_host
+from meshwright.cost.compute import part_seconds, with_host
 from meshwright.cost.operators import block_work
+from meshwright.cost.rates import rates
 from meshwright.cost.sizes import operator_sizes
 from meshwright.cost.software import Software
 from meshwright.cost.stacks import software_of

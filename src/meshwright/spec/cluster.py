@@ -165,7 +165,8 @@ class DeviceSpec:
     `attention_fraction` of the peak is reached by the scores' part forward, over the FLOPs of the keys that the mask
     shows; `attention_backward_fraction` backward, over 2.5 times as many (five products instead of two).
     `attention_kernels` says the same of a kernel by name; `attention_rates`, where measured, come before both.
-    `tiles` take the place of the halves of `matrix` where they are known.
+    `tiles` take the place of the halves of `matrix` where they are known. `spread` is how much times of products
+    deviate among equal devices, of their mean: the slowest of all that wait for each other decides.
     `optimizer_bandwidth` is bytes/s of the optimizer's step at 28 bytes a parameter (AdamW). Host time beside
     `layer_seconds`: `tensor_layer_seconds` more per layer and pass when tensor parallel, `context_layer_seconds` more
     when sequences are divided, `shard_layer_seconds` more when sharded, `action_seconds` per forward or backward of a
@@ -179,6 +180,7 @@ class DeviceSpec:
     peak_flops: Mapping[Precision, float]
     matrix: Mapping[Precision, MatrixCurve]
     tiles: MatrixTiles | None = None
+    spread: float = 0.0
     memory_fraction: float = 0.8
     attention_fraction: float = 0.5
     attention_backward_fraction: float = 0.4
