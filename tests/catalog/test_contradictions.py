@@ -27,6 +27,7 @@ def written(tmp_path: Path, text: str) -> str:
     ("line", "told"),
     [
         ("inside.torus = 0", "0 is not positive"),
+        ("inside.torus = 1000000000000000000", "is more than any machine has"),
         ("inside.peers = 99", "99 peers in a node of 8 devices"),
         ("rack_nodes = 2", "nothing joins a rack of nodes"),
         ("nics = 1000000000", "is more than any machine has"),

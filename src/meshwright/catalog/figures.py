@@ -75,7 +75,9 @@ _UNITS: Mapping[str, _Unit] = MappingProxyType(
         "peak_flops": _Unit(read_as="FLOP/s", meant=("TFLOP/s", "GFLOP/s"), least=1e6),
     }
 )
-_MOST_OF: Mapping[str, float] = MappingProxyType({"cores": 1e5, "nics": 1e4, "step_error": 7.0})
+_MOST_OF: Mapping[str, float] = MappingProxyType(
+    {"cores": 1e5, "nics": 1e4, "peers": 1e4, "torus": 6, "wraps": 1e6, "step_error": 7.0, "spread": 1.0}
+)
 _SHARES = frozenset({"efficiency", "misaligned", "sums", "usable_fraction", "memory_fraction"})
 
 
