@@ -31,7 +31,7 @@ class Software:
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
     `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
     kernels where a host drives an accelerator and the device's own was not measured; `mixture_seconds` more where the
-    layer has a mixture.
+    layer has a mixture; `fetch_seconds` more for every module of a layer that has parameters, where hooks gather them.
     `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
     host's time; 0 where one kernel multiplies all. `grouped_experts`: backward of bf16 keeps what that kernel has.
     `hides_experts`: tokens travel to their experts and back while another microbatch works in the same layer.
@@ -98,6 +98,7 @@ class Software:
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
     layer_seconds: float = 0.0
     mixture_seconds: float = 0.0
+    fetch_seconds: float = 0.0
     expert_streams: int = 0
     expert_seconds: float = 0.0
     hides_experts: bool = False
