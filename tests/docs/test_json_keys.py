@@ -112,8 +112,11 @@ def _keys_of_commands_with_torch() -> None:
     _same("`doctor`", re.findall(r'"([a-z_]+)":', source["doctor"].partition("if as_json:")[2].partition("else:")[0]))
     from meshwright.run.audit import Audit, Passes, Stored
     from meshwright.run.doctor import Row
+    from meshwright.run.learn import Learnt, Lesson
     from meshwright.run.launching.logs import Log
 
+    _same("`cluster learn`", [field.name for field in fields(Learnt)])
+    _same("each of `lessons`", [field.name for field in fields(Lesson)])
     _same("`audit`", ["read", *(field.name for field in fields(Audit))])
     _same("each of `passes`", [field.name for field in fields(Passes)])
     _same("each of `stored`", [field.name for field in fields(Stored)])

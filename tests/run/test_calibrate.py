@@ -9,9 +9,10 @@ import pytest
 
 from meshwright import catalog, cost, search
 from meshwright.catalog.figures import machine_problems
-from meshwright.run.calibrate import FIGURES, Observation, calibrate
+from meshwright.run.calibrate import Observation, calibrate
 from meshwright.run.fit import Array, least_log_squares, left_out_errors
 from meshwright.run.measure_steps import probe_designs
+from meshwright.run.moved_figures import FIGURES, figures_of
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.plan import Design
 
@@ -103,7 +104,7 @@ def test_an_error_left_out_is_that_of_a_fit_without_it() -> None:
         assert found[index] == pytest.approx(design[index] @ without - noise[index], abs=2e-3)
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=[figure.name for figure in FIGURES])
+@pytest.mark.parametrize("figure", figures_of(CLUSTER), ids=[figure.name for figure in figures_of(CLUSTER)])
 def test_every_figure_changes_a_prediction(figure: object) -> None:
     entry = next(known for known in FIGURES if known is figure)
     value = 1.5 * (entry.read(CLUSTER) or entry.start)

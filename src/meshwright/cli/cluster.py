@@ -1,7 +1,9 @@
-"""`meshwright cluster detect` and `measure`: what this machine is and how fast, or several and their links."""
+"""`meshwright cluster detect`, `measure` and `learn`: what machines are, how fast, and what runs on them say of it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 from meshwright.cli.manner import speaking
 
 if TYPE_CHECKING:
+    from meshwright.run.learn import Learnt
     from meshwright.spec.cluster import ClusterSpec
 
 Devices = Annotated[int | None, typer.Option("--devices", "-d", min=1, help="How many workers. [default: one a core]")]
@@ -17,13 +20,15 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the cluster
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 _LINK_SECONDS = 1.0
+_SHOWN = 0.01  # of a figure: what moved by less is not told
 
 
 def build() -> typer.Typer:
-    """The group of the two commands."""
-    group = typer.Typer(help="Describe this machine, or measure it.", rich_markup_mode=None)
+    """The group of the three commands."""
+    group = typer.Typer(help="Describe this machine, measure it, or learn from runs.", rich_markup_mode=None)
     group.command("detect")(speaking(detect))
     group.command("measure")(speaking(measure))
+    group.command("learn")(speaking(learn))
     return group
 
 
@@ -62,6 +67,49 @@ def measure(
 
     cluster = run(None if devices is None else find(devices=devices), seconds_budget=seconds, progress=note)
     _show(cluster, out=out, as_json=as_json)
+
+
+def learn(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs that ended, on one kind of machine.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Write the cluster here, for --cluster.")],
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster", "-c", help="Whose figures are moved. [default: the largest that a run was planned for]"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Move the figures of machines until they explain what runs on them took; the next plan is priced by those."""
+    from meshwright import catalog
+    from meshwright.cli.output import note, print_json, print_wrapped, write
+    from meshwright.run.learn import learn as find
+    from meshwright.run.machine import cache_root
+    from meshwright.spec.codec import canonical
+
+    found = find(runs, cluster=None if cluster is None else catalog.load_cluster(cluster, cache=cache_root()))
+    write(out, canonical(found.cluster))
+    note(f"cluster written to {out}")
+    if as_json:
+        print_json(found)
+        return
+    print_wrapped(_learnt(found))
+
+
+def _learnt(found: Learnt) -> Iterator[str]:
+    from meshwright.spec.units import format_percent, format_seconds
+
+    for lesson in found.lessons:
+        before, after = (
+            f"{format_seconds(value)} ({format_percent(value / lesson.measured - 1.0)})"
+            for value in (lesson.before, lesson.after)
+        )
+        yield f"{lesson.run}: {format_seconds(lesson.measured)} a step; foretold {before} before, {after} now"
+    moved = [(name, now / was) for name, was, now in found.moved]
+    shown = [f"{name} x {ratio:.3g}" for name, ratio in moved if abs(ratio - 1.0) >= _SHOWN]
+    yield f"moved: {', '.join(shown)}" if shown else "nothing moved: no figure explains these steps better together"
+    off = f"{math.expm1(found.step_error):.0%}"
+    yield f"a run that the others foretell is missed by {off}, and plans for these machines have intervals as wide"
 
 
 def _across(

@@ -6,16 +6,17 @@ steps can never carry it far away; figures that nothing measures alone have wide
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from meshwright import cost
 from meshwright.run.fit import Array, least_log_squares, left_out_errors
-from meshwright.spec.cluster import ClusterSpec, DeviceSpec, Link, MatrixCurve
+from meshwright.run.moved_figures import Figure, change_device, figures_of, spread_of
+from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.plan import Design
+from meshwright.spec.report import Origin
 
 # Spread of what is not explained, in log seconds: what separate runs of one plan differ by.
 _NOISE = 0.04
@@ -30,20 +31,6 @@ class Observation:
 
     design: Design
     seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One number of a cluster that may be moved: `spread` is the standard deviation of its log around its start.
-
-    `start` replaces a value of zero, which has no log.
-    """
-
-    name: str
-    read: Callable[[ClusterSpec], float]
-    write: Callable[[ClusterSpec, float], ClusterSpec]
-    spread: float
-    start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,24 +57,27 @@ def calibrate(cluster: ClusterSpec, observations: Sequence[Observation], *, stam
     before = _mean_error(cluster, observations)
     if not observations:
         return Calibration(cluster=cluster, before=before, after=before, left_out=0.0, moved=())
-    starts = [_start(figure, cluster) for figure in FIGURES]
-    spreads = np.array([figure.spread for figure in FIGURES])
+    figures = figures_of(cluster)
+    starts = np.array([figure.read(cluster) or figure.start for figure in figures])
+    spreads = np.array([spread_of(figure, cluster) for figure in figures])
     seconds = np.array([observation.seconds for observation in observations])
 
     def predicted(scaled: Array) -> Array:
-        return _predict(_with(cluster, np.array(starts) * np.exp(scaled * spreads)), observations)
+        return _predict(_with(cluster, figures, starts * np.exp(scaled * spreads)), observations)
 
-    scaled = least_log_squares(predicted, seconds, start=np.zeros(len(FIGURES)), pull=_NOISE**2, rounds=_ROUNDS)
-    values = np.array(starts) * np.exp(scaled * spreads)
-    found = _with(cluster, values)
+    scaled = least_log_squares(predicted, seconds, start=np.zeros(len(figures)), pull=_NOISE**2, rounds=_ROUNDS)
+    values = starts * np.exp(scaled * spreads)
+    found = _with(cluster, figures, values)
     after = _mean_error(found, observations)
     if after >= min(before, _WORST_ERROR):
         missed = _root_mean_square(_log_errors(cluster, observations))
         kept = replace(cluster, step_error=missed)
         return Calibration(cluster=kept, before=before, after=before, left_out=missed, moved=())
     left_out = _root_mean_square(left_out_errors(predicted, seconds, at=scaled, pull=_NOISE**2))
-    found = replace(_stamped(found, stamp), step_error=left_out)
-    moved = tuple((figure.name, was, float(now)) for figure, was, now in zip(FIGURES, starts, values, strict=True))
+    found = replace(_stamped(found, figures, stamp), step_error=left_out, origin=Origin.CALIBRATED)
+    moved = tuple(
+        (figure.name, float(was), float(now)) for figure, was, now in zip(figures, starts, values, strict=True)
+    )
     return Calibration(cluster=found, before=before, after=after, left_out=left_out, moved=moved)
 
 
@@ -111,145 +101,12 @@ def _root_mean_square(values: Array) -> float:
     return float(np.sqrt(np.square(values).mean()))
 
 
-def _start(figure: Figure, cluster: ClusterSpec) -> float:
-    return figure.read(cluster) or figure.start
-
-
-def _with(cluster: ClusterSpec, values: Array) -> ClusterSpec:
-    for figure, value in zip(FIGURES, values, strict=True):
+def _with(cluster: ClusterSpec, figures: Sequence[Figure], values: Array) -> ClusterSpec:
+    for figure, value in zip(figures, values, strict=True):
         cluster = figure.write(cluster, float(value))
     return cluster
 
 
-def _stamped(cluster: ClusterSpec, stamp: str) -> ClusterSpec:
-    sources = {figure.name: f"{stamp}; moved to explain whole steps" for figure in FIGURES if "." not in figure.name}
-    return _device(cluster, lambda device: replace(device, sources=dict(device.sources) | sources))
-
-
-def _device(cluster: ClusterSpec, change: Callable[[DeviceSpec], DeviceSpec]) -> ClusterSpec:
-    group = cluster.groups[0]
-    return replace(cluster, groups=(replace(group, device=change(group.device)), *cluster.groups[1:]))
-
-
-def _inside(cluster: ClusterSpec, change: Callable[[Link], Link]) -> ClusterSpec:
-    group = cluster.groups[0]
-    return replace(cluster, groups=(replace(group, inside=change(group.inside)), *cluster.groups[1:]))
-
-
-def _field(name: str, *, spread: float, start: float = 0.0) -> Figure:
-    """A number of the device by its name."""
-
-    def write(cluster: ClusterSpec, value: float) -> ClusterSpec:
-        changes: dict[str, Any] = {name: value}
-        return _device(cluster, lambda device: replace(device, **changes))
-
-    return Figure(name=name, read=_read(name), write=write, spread=spread, start=start)
-
-
-def _read(name: str) -> Callable[[ClusterSpec], float]:
-    return lambda cluster: float(getattr(cluster.groups[0].device, name) or 0.0)
-
-
-def _memory_fraction(cluster: ClusterSpec, value: float) -> ClusterSpec:
-    """The share of the memory bandwidth that steps reach; where it is more than all, the bandwidth is more."""
-    return _device(
-        cluster,
-        lambda device: replace(
-            device, memory_bandwidth=device.memory_bandwidth * max(value, 1.0), memory_fraction=min(value, 1.0)
-        ),
-    )
-
-
-def _matrix_fraction(cluster: ClusterSpec, value: float) -> ClusterSpec:
-    """Every matrix curve at `value` times the fraction that it was fitted with."""
-
-    def scaled(curve: MatrixCurve) -> MatrixCurve:
-        return replace(curve, fraction=curve.fraction * value)
-
-    return _device(
-        cluster,
-        lambda device: replace(device, matrix={key: scaled(curve) for key, curve in device.matrix.items()}),
-    )
-
-
-def _attention_rates(cluster: ClusterSpec, value: float) -> ClusterSpec:
-    """Attention at `value` times its rates, or its fractions where no rate was measured."""
-    return _device(
-        cluster,
-        lambda device: (
-            replace(
-                device,
-                attention_rates=tuple(
-                    replace(rate, forward_flops=rate.forward_flops * value, backward_flops=rate.backward_flops * value)
-                    for rate in device.attention_rates
-                ),
-            )
-            if device.attention_rates
-            else replace(
-                device,
-                attention_fraction=device.attention_fraction * value,
-                attention_backward_fraction=device.attention_backward_fraction * value,
-            )
-        ),
-    )
-
-
-def _scaling(cluster: ClusterSpec, value: float) -> ClusterSpec:
-    """What several cores give one worker over one core, `value` times as much."""
-
-    def scaled(device: DeviceSpec) -> DeviceSpec:
-        return replace(device, scaling=tuple(1.0 + (speed - 1.0) * value for speed in device.scaling))
-
-    return _device(cluster, scaled)
-
-
-def _together(cluster: ClusterSpec, value: float) -> ClusterSpec:
-    """What several busy cores gain over one, `value` times as much."""
-    group = cluster.groups[0]
-    known = group.together or tuple(float(count) for count in range(1, (group.cores or 1) + 1))
-    together = tuple(1.0 + (speed - 1.0) * value for speed in known)
-    return replace(cluster, groups=(replace(group, together=together), *cluster.groups[1:]))
-
-
-def _fits(cluster: ClusterSpec, *, latency: float = 1.0, rate: float = 1.0) -> ClusterSpec:
-    """Every measured collective with its latency and its bandwidth multiplied."""
-    return _inside(
-        cluster,
-        lambda link: replace(
-            link,
-            fits=tuple(
-                replace(
-                    fit,
-                    latency_seconds=fit.latency_seconds * latency,
-                    bytes_per_second=fit.bytes_per_second * rate,
-                )
-                for fit in link.fits
-            ),
-        ),
-    )
-
-
-FIGURES: tuple[Figure, ...] = (
-    Figure(name="matrix", read=lambda _: 1.0, write=_matrix_fraction, spread=0.05),
-    Figure(name="attention_rates", read=lambda _: 1.0, write=_attention_rates, spread=0.05),
-    Figure(name="device.scaling", read=lambda _: 1.0, write=_scaling, spread=0.08),
-    Figure(name="group.together", read=lambda _: 1.0, write=_together, spread=0.08),
-    Figure(name="memory_fraction", read=_read("memory_fraction"), write=_memory_fraction, spread=0.1),
-    _field("launch_seconds", spread=0.3),
-    _field("layer_seconds", spread=0.5, start=5e-5),
-    _field("step_overhead_seconds", spread=1.0, start=1e-3),
-    _field("optimizer_bandwidth", spread=0.2),
-    _field("tensor_layer_seconds", spread=1.0, start=4e-4),
-    _field("context_layer_seconds", spread=1.0, start=4e-4),
-    _field("shard_layer_seconds", spread=1.0, start=2e-4),
-    _field("action_seconds", spread=1.0, start=2e-4),
-    Figure(
-        name="inside.latency",
-        read=lambda _: 1.0,
-        write=lambda cluster, value: _fits(cluster, latency=value),
-        spread=0.3,
-    ),
-    Figure(
-        name="inside.bandwidth", read=lambda _: 1.0, write=lambda cluster, value: _fits(cluster, rate=value), spread=0.3
-    ),
-)
+def _stamped(cluster: ClusterSpec, figures: Sequence[Figure], stamp: str) -> ClusterSpec:
+    sources = {figure.name: f"{stamp}; moved to explain whole steps" for figure in figures if "." not in figure.name}
+    return change_device(cluster, lambda device: replace(device, sources=dict(device.sources) | sources))
