@@ -112,8 +112,8 @@ def _keys_of_commands_with_torch() -> None:
     _same("`doctor`", re.findall(r'"([a-z_]+)":', source["doctor"].partition("if as_json:")[2].partition("else:")[0]))
     from meshwright.run.audit import Audit, Passes, Stored
     from meshwright.run.doctor import Row
-    from meshwright.run.learn import Learnt, Lesson
     from meshwright.run.launching.logs import Log
+    from meshwright.run.learn import Learnt, Lesson
 
     _same("`cluster learn`", [field.name for field in fields(Learnt)])
     _same("each of `lessons`", [field.name for field in fields(Lesson)])
