@@ -20,7 +20,7 @@ from meshwright.search.worth import worth
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Plan
-from meshwright.spec.report import Gap, Report, StageMemory, diff
+from meshwright.spec.report import Gap, Report, diff
 from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
@@ -244,7 +244,7 @@ def _leanest(named: Question) -> Best | None:
 def _too_large(answer: WhyNot, decision: Decision, lean: Best, nearest: Best | None) -> WhyNot:
     made = replace(decision.design, plan=lean.design.plan)
     report = vary.repriced(made, made.cluster)
-    worst: StageMemory = max(report.memory, key=lambda stage: stage.over)
+    worst = report.tightest
     part, size = max(worst.parts.items(), key=lambda entry: entry[1])
     said = (
         f"Plans with {words(answer.settings)} are legal and none fits: the leanest ({made.plan.describe()}) "
