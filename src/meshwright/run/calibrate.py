@@ -64,30 +64,32 @@ class Calibration:
 def calibrate(cluster: ClusterSpec, observations: Sequence[Observation], *, stamp: str) -> Calibration:
     """The figures of `cluster` that explain the observations best, each with `stamp` as its source.
 
-    Observations may be of any plans on this cluster. The cluster comes back as it is, with nothing moved, when there
-    are none, when no move explains them better, or when they contradict each other, as on a machine busy otherwise.
+    Observations may be of any plans on this cluster. A figure that it does not have stays unsaid. The cluster comes
+    back as it is, with nothing moved, when there are none, when no move explains them better, or when they contradict
+    each other, as on a machine busy otherwise.
     """
     before = _mean_error(cluster, observations)
     if not observations:
         return Calibration(cluster=cluster, before=before, after=before, left_out=0.0, moved=())
-    starts = [_start(figure, cluster) for figure in FIGURES]
-    spreads = np.array([figure.spread for figure in FIGURES])
+    figures = [figure for figure in FIGURES if _start(figure, cluster)]
+    starts = [_start(figure, cluster) for figure in figures]
+    spreads = np.array([figure.spread for figure in figures])
     seconds = np.array([observation.seconds for observation in observations])
 
     def predicted(scaled: Array) -> Array:
-        return _predict(_with(cluster, np.array(starts) * np.exp(scaled * spreads)), observations)
+        return _predict(_with(cluster, figures, np.array(starts) * np.exp(scaled * spreads)), observations)
 
-    scaled = least_log_squares(predicted, seconds, start=np.zeros(len(FIGURES)), pull=_NOISE**2, rounds=_ROUNDS)
+    scaled = least_log_squares(predicted, seconds, start=np.zeros(len(figures)), pull=_NOISE**2, rounds=_ROUNDS)
     values = np.array(starts) * np.exp(scaled * spreads)
-    found = _with(cluster, values)
+    found = _with(cluster, figures, values)
     after = _mean_error(found, observations)
     if after >= min(before, _WORST_ERROR):
         missed = _root_mean_square(_log_errors(cluster, observations))
         kept = replace(cluster, step_error=missed)
         return Calibration(cluster=kept, before=before, after=before, left_out=missed, moved=())
     left_out = _root_mean_square(left_out_errors(predicted, seconds, at=scaled, pull=_NOISE**2))
-    found = replace(_stamped(found, stamp), step_error=left_out)
-    moved = tuple((figure.name, was, float(now)) for figure, was, now in zip(FIGURES, starts, values, strict=True))
+    found = replace(_stamped(found, figures, stamp), step_error=left_out)
+    moved = tuple((figure.name, was, float(now)) for figure, was, now in zip(figures, starts, values, strict=True))
     return Calibration(cluster=found, before=before, after=after, left_out=left_out, moved=moved)
 
 
@@ -115,14 +117,14 @@ def _start(figure: Figure, cluster: ClusterSpec) -> float:
     return figure.read(cluster) or figure.start
 
 
-def _with(cluster: ClusterSpec, values: Array) -> ClusterSpec:
-    for figure, value in zip(FIGURES, values, strict=True):
+def _with(cluster: ClusterSpec, figures: Sequence[Figure], values: Array) -> ClusterSpec:
+    for figure, value in zip(figures, values, strict=True):
         cluster = figure.write(cluster, float(value))
     return cluster
 
 
-def _stamped(cluster: ClusterSpec, stamp: str) -> ClusterSpec:
-    sources = {figure.name: f"{stamp}; moved to explain whole steps" for figure in FIGURES if "." not in figure.name}
+def _stamped(cluster: ClusterSpec, figures: Sequence[Figure], stamp: str) -> ClusterSpec:
+    sources = {figure.name: f"{stamp}; moved to explain whole steps" for figure in figures if "." not in figure.name}
     return _device(cluster, lambda device: replace(device, sources=dict(device.sources) | sources))
 
 
