@@ -24,7 +24,7 @@ from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.synchronize import MEETINGS
-from meshwright.spec.units import format_bytes, format_percent, format_seconds, format_times
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_percent, format_seconds, format_times
 
 Ids = npt.NDArray[np.int64]
 DIMENSIONS = (
@@ -44,7 +44,6 @@ DIMENSIONS = (
 )
 NUMERICS = ("precision", "sync")  # dimensions whose every other value has a line of its own
 MANIFOLD = 2.0  # of a step: what is more is told in times it
-SEEN = 0.0005  # of a probability: less is not seen where it is told
 
 
 LaidOut = Callable[[Sequence[Alternatives]], Sequence[tuple[Design, Report]]]
@@ -184,7 +183,7 @@ def ranked_behind(
     fits = [1.0 if each.fit_probability is None else each.fit_probability for each in (other, report)]
     steps = f"19 of 20 of its steps stay under {shown[0]}, not {shown[1]}"
     chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
-    slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > SEEN
+    slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > LEAST_SHARE
     told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
     if counts[0] != counts[1]:
         more = (
