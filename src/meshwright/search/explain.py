@@ -161,7 +161,7 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
     ours, theirs = (worth(each.plan, parameters=chosen.model.parameters) for each in (chosen, made))
     ranked = ranked_behind(report, other, objective=objective, counts=(ours, theirs))
     cause = _cause(report, other, share=share, slower=change > 0)
-    return f"{head} would take {much}{told}: {cause}{'' if change > 0 else f'; {ranked}'}"
+    return f"{head} would take {much}{told}: {cause}{'' if change > 0 else f'; but {ranked}'}"
 
 
 def _on_devices(chosen: Design, made: Design) -> str:
@@ -173,7 +173,7 @@ def _on_devices(chosen: Design, made: Design) -> str:
 def ranked_behind(
     report: Report, other: Report, *, objective: Objective, counts: tuple[float, float] = (1.0, 1.0)
 ) -> str:
-    """`but 19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
+    """`19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
     rank a plan of report `other` behind one of `report` though it has less of what the objective minimises; all of
     them where none does. Where that is cost and devices differ, steps are told in device-seconds; a step of the two
     `counts` for so many, of `report` first, where learners or compressed gradients take more to the same loss."""
@@ -190,7 +190,7 @@ def ranked_behind(
             f"to the same loss it takes {counts[1]:.3g} times the steps of ranks that meet in each, not {counts[0]:.3g}"
         )
         told = [steps, more]
-    return f"but {', and '.join(told)}"
+    return ", and ".join(told)
 
 
 def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:

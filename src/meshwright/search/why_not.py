@@ -175,10 +175,10 @@ def _ranked(answer: WhyNot, found: Best, verdict: Verdict) -> str:
         answer.chosen_report, found.report, objective=found.design.job.objective, counts=(ours, theirs)
     )
     if verdict is Verdict.BETTER and answer.sentences:
-        return f"{said[4].upper()}{said[5:]}: it is the better plan, if the job may have it."
+        return f"{said[0].upper()}{said[1:]}: it is the better plan, if the job may have it."
     if verdict is Verdict.BETTER:
-        return f"{said[4].upper()}{said[5:]}: it is the better plan, which the search had left out; fix these settings."
-    return f"It is ranked behind all the same: {said.removeprefix('but ')}."
+        return f"{said[0].upper()}{said[1:]}: it is the better plan, which the search had left out; fix these settings."
+    return f"It is ranked behind all the same: {said}."
 
 
 def _device_seconds(plan: Plan, report: Report) -> float:
