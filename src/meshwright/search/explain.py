@@ -7,7 +7,6 @@ from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import PlanTable
@@ -26,7 +25,6 @@ from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.synchronize import MEETINGS
 from meshwright.spec.units import LEAST_SHARE, format_bytes, format_percent, format_seconds, format_times
 
-Ids = npt.NDArray[np.int64]
 DIMENSIONS = (
     "precision",
     "tensor",
