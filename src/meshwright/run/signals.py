@@ -10,6 +10,8 @@ from types import FrameType
 
 import psutil
 
+TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # which ask a run to save and stop
+
 
 @contextmanager
 def heeding(numbers: Sequence[signal.Signals], handle: Callable[[int], None]) -> Iterator[None]:
