@@ -195,9 +195,9 @@ def test_what_was_saved_again_goes_and_counts_for_none(saved: Saved, harm: Calla
     beside = folder.with_name(f"{folder.name}.replaced")
     shutil.copytree(folder, beside)
     harm(beside)
-    saved.store.save(saved.run.state(), step=3, progress={})
-    saved.store.wait()
-    assert sorted(saved.directory.iterdir()) == [folder, saved.folder(3)]
+    store = Store(saved.directory, design=of(ONE, keep=3, asynchronous=False))
+    store.save(saved.run.state(), step=3, progress={})
+    assert sorted(saved.directory.iterdir()) == [saved.folder(step) for step in (1, 2, 3)]
 
 
 def largest(folder: Path) -> Path:
