@@ -9,10 +9,11 @@ import pytest
 
 from meshwright import catalog
 from meshwright.catalog.device_curves import LLAMA3_HOURS_BETWEEN_FAILURES
-from meshwright.catalog.failure_mix import LLAMA3, MIXES, load_mix
+from meshwright.catalog.failure_mix import LLAMA3, MIXES, Mix, load_mix
 from meshwright.cost.faults import Fleet, GoesOn, Lost, Saves, Trouble, advise, simulate, troubles_of
 from meshwright.cost.foresee import foresee
 from meshwright.cost.goodput import RESTART_SECONDS, save
+from meshwright.cost.predict import predict
 from meshwright.spec.errors import ConfigError
 from tests.cost.cost_examples import design, llama
 
@@ -102,6 +103,23 @@ def test_spares_are_worth_their_price_until_nobody_waits_for_them() -> None:
     assert found.taken == found.best_spares.fleet.spares
     waits = [one.lost[Lost.WAITING] for one in found.spares]
     assert waits == sorted(waits, reverse=True)
+
+
+def test_what_is_simulated_restarts_as_the_outlook_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what storage holds; the copy and the word of all ranks are of a save."""
+    told = list[float]()
+
+    def heard(mix: Mix, *, peer_timeout_seconds: float, load_seconds: float) -> tuple[Trouble, ...]:
+        told.append(load_seconds)
+        return troubles_of(mix, peer_timeout_seconds=peer_timeout_seconds, load_seconds=load_seconds)
+
+    monkeypatch.setattr("meshwright.cost.foresee.troubles_of", heard)
+    made = design(llama(width=4096, hidden=16384, heads=32, layers=2), catalog.load_cluster("16xH100"), shard=16)
+    outlook = predict(made).outlook
+    assert outlook is not None
+    foresee(made, mix=LLAMA3, days=1.0, seeds=1)
+    assert told == [pytest.approx(outlook.restart_seconds - RESTART_SECONDS)]
+    assert told[0] < outlook.write_seconds
 
 
 @pytest.mark.parametrize(("asked", "rows"), [(2, [0, 1, 2]), (3, [0, 1, 2, 3])])

@@ -12,7 +12,7 @@ from meshwright.report import compare
 from meshwright.spec.codec import canonical
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import Design
+from meshwright.spec.plan import Design, Offload
 from meshwright.spec.report import Line, LineName, Origin, Report
 
 pytestmark = pytest.mark.usefixtures("searched_once")
@@ -103,6 +103,21 @@ def test_one_that_does_not_fit_loses(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(replace(design, plan=large, job=meshwright.JobSpec(batch_tokens=BATCH)).to_json())
     assert not meshwright.predict(tmp_path / "b.json").fits
     assert compare(tmp_path / "a.json", tmp_path / "b.json").verdict.startswith("a fits and b does not")
+
+
+def test_one_that_the_hosts_memory_does_not_hold_is_told_so(tmp_path: Path) -> None:
+    design = write(tmp_path / "a.json")
+    (small,) = design.cluster.groups
+    cluster = replace(design.cluster, groups=(replace(small, host_bytes=2.0**30),))
+    stages = tuple(
+        replace(stage, groups=tuple(replace(group, offload=Offload.OPTIMIZER) for group in stage.groups))
+        for stage in design.plan.stages
+    )
+    crowded = replace(design, plan=replace(design.plan, stages=stages), cluster=cluster)
+    (tmp_path / "b.json").write_text(crowded.to_json())
+    need = meshwright.predict(crowded).tightest.need
+    assert "of the host's memory" in need
+    assert compare(tmp_path / "a.json", tmp_path / "b.json").verdict.startswith(f"a fits and b does not: it {need}.")
 
 
 def test_a_plan_and_itself_are_the_same(tmp_path: Path) -> None:

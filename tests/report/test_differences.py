@@ -117,6 +117,14 @@ def test_plans_that_differ_in_what_they_train_alone_are_not_called_the_same(
     assert "frozen in 0 to 4, all in 5 to 33" in shown
 
 
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [(0.0, "0"), (1e-4, "0"), (-3e-4, "0"), (-6e-4, "-0.1 %"), (0.0005, "+0.1 %"), (0.25, "+25.0 %")],
+)
+def test_a_change_that_shows_as_none_has_no_sign(change: float, shown: str) -> None:
+    assert terminal_why._change(change) == shown
+
+
 def test_rows_of_a_comparison_add_up_to_its_sum() -> None:
     """What is small beside the larger of the two is one row."""
     pairs = [Pair(name=f"cause {index}", one=each, other=2e-3) for index, each in enumerate((70.0, 1e-3, 2e-3, 3e-3))]

@@ -12,7 +12,7 @@ from meshwright.report.figure import colour
 from meshwright.report.waterfall import COMPUTE, IDEAL, KERNELS, UNEVEN, UNEXPLAINED
 from meshwright.spec.goodput import Spent
 from meshwright.spec.report import LineName, MemoryPart
-from meshwright.spec.units import format_bytes, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_seconds
 
 TEMPLATES = Path(report.__file__).parent / "templates"
 PAGE = (TEMPLATES / "decision.html").read_text()
@@ -45,6 +45,10 @@ def test_scripts_are_in_the_page_in_the_order_in_which_they_use_each_other() -> 
         known |= own
     for name in ("unpacked", "Lanes", "compare", "formatSeconds", "formatBytes", "formatPercent", "signed"):
         assert name in known
+
+
+def test_scripts_show_no_less_of_a_share_than_python_does() -> None:
+    assert f"const leastShare = {LEAST_SHARE};" in script("words.js")
 
 
 def test_scripts_change_units_where_python_does() -> None:

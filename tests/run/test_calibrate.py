@@ -112,6 +112,20 @@ def test_every_figure_changes_a_prediction(figure: object) -> None:
     assert any(seconds(design, moved) != seconds(design, CLUSTER) for design in designs())
 
 
+def test_a_figure_that_the_machine_does_not_have_stays_unsaid() -> None:
+    (group,) = CLUSTER.groups
+    bare = replace(group, device=replace(group.device, optimizer_bandwidth=None, sources={}))
+    cluster = replace(CLUSTER, groups=(bare,))
+    made = probe_designs(cluster, ranks=1)[:2]
+    observations = [Observation(design=design, seconds=1.3 * seconds(design, cluster)) for design in made]
+    found = calibrate(cluster, observations, stamp="moved in a test")
+    device = found.cluster.groups[0].device
+    assert found.after < found.before
+    assert device.optimizer_bandwidth is None
+    assert "optimizer_bandwidth" not in {*device.sources, *(name for name, _, _ in found.moved)}
+    assert not list(machine_problems(found.cluster))
+
+
 def test_steps_quicker_than_the_memory_raise_its_bandwidth_and_keep_a_share_of_it() -> None:
     (figure,) = (each for each in FIGURES if each.name == "memory_fraction")
     device = figure.write(CLUSTER, 1.5).groups[0].device

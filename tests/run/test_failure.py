@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+from torch.distributed import DistNetworkError, DistStoreError
+
 from meshwright.run import failure
 from meshwright.run.failure import Nearness
 from meshwright.run.waiting import Waiting
@@ -90,6 +93,24 @@ def test_a_bug_has_that_rank_s_traceback_and_no_other(tmp_path: Path) -> None:
 
 def test_only_lost_peers(tmp_path: Path) -> None:
     assert "rank 2 lost contact with another rank" in str(first({2: recorded(LOST, tmp_path / "2")}))
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (LOST, True),
+        (failure.LostPeers("the launcher told", None), True),
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:302] writev [127.0.0.1]:5: Broken pipe"), True),
+        (DistNetworkError("failed to send: Broken pipe"), True),
+        (DistStoreError("wait timeout after 1000 ms, keys: here"), True),
+        (RuntimeError("broken pipe to the daemon of the GPU"), False),
+        (WorkerFailed(Problem(what="Connection refused by the tracker")), False),
+        (EnvironmentUnfit(Problem(what="broken pipe: no compiler")), False),
+    ],
+    ids=lambda value: str(value),
+)
+def test_what_any_socket_says_is_of_a_rank_where_a_transport_says_it(error: Exception, lost: bool) -> None:
+    assert failure.is_lost_peer(error) is lost
 
 
 def test_a_known_error_keeps_every_problem_and_its_exit_code(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from meshwright.spec.errors import ConfigError, ExitCode, NoPlanFits, Problem
@@ -33,6 +35,19 @@ def test_figures_follow_from_the_lines() -> None:
     assert value.peak_bytes == 70
     assert value.allocated_bytes == 60
     assert value.fits
+
+
+def test_the_tightest_rank_may_be_short_of_the_hosts_memory_alone() -> None:
+    """The one whose device is fullest may be another."""
+    parts = {MemoryPart.PARAMETERS: 70.0}
+    device = StageMemory(rank=0, parts=parts, capacity=80.0)
+    host = StageMemory(rank=1, parts=parts, capacity=100.0, host=60.0, host_capacity=50.0)
+    value = replace(report(forward=1.0), memory=(device, host))
+    assert not value.fits
+    assert (value.fullest, value.tightest) == (device, host)
+    assert (value.tightest.over, value.tightest.need) == (10.0, "needs 60 B of the host's memory, has 50 B")
+    without = replace(value, memory=())
+    assert without.fullest == without.tightest
 
 
 def test_an_unknown_peak_gives_no_mfu() -> None:

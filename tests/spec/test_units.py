@@ -113,4 +113,6 @@ def test_counts_and_percent() -> None:
     assert units.format_flops(312e12) == "312 TFLOP"
     assert units.format_percent(0.4205) == "42.0 %"
     assert [units.format_percent(x) for x in (-1e-6, -0.0006, -0.1, -1.0)] == ["0.0 %", "-0.1 %", "-10.0 %", "-100.0 %"]
+    least = units.LEAST_SHARE
+    assert [units.format_percent(x) for x in (0.999 * least, 1.001 * least)] == ["0.0 %", "0.1 %"]
     assert [units.format_seconds(x) for x in (-1e-12, -6e-9, -1e-3)] == ["0 us", "-0.01 us", "-1.00 ms"]

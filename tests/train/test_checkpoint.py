@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -168,6 +169,35 @@ def test_a_step_saved_again_replaces_the_first(saved: Saved) -> None:
     assert found is not None
     assert found.manifest.state == {"again": 1}
     assert len(list(saved.directory.iterdir())) == 2
+
+
+@pytest.mark.parametrize("left", ["both", "half", "spoilt"])
+def test_a_step_that_a_killed_save_left_twice_is_saved_again(saved: Saved, left: str) -> None:
+    """The new one whole, or before it was sealed; the one that it replaced half removed."""
+    folder = saved.folder(2)
+    beside = folder.with_name(f"{folder.name}.replaced")
+    shutil.copytree(folder, beside)
+    if left == "half":
+        (folder / "COMMITTED").unlink()
+    elif left == "spoilt":
+        largest(beside).unlink()
+    saved.store.save(saved.run.state(), step=2, progress={"again": 1})
+    saved.store.wait()
+    found = saved.store.newest()
+    assert found is not None
+    assert found.manifest.state == {"again": 1}
+    assert sorted(saved.directory.iterdir()) == [saved.folder(1), folder]
+
+
+@pytest.mark.parametrize("harm", [lambda _: None, lambda folder: largest(folder).unlink()], ids=["whole", "spoilt"])
+def test_what_was_saved_again_goes_and_counts_for_none(saved: Saved, harm: Callable[[Path], None]) -> None:
+    folder = saved.folder(2)
+    beside = folder.with_name(f"{folder.name}.replaced")
+    shutil.copytree(folder, beside)
+    harm(beside)
+    store = Store(saved.directory, design=of(ONE, keep=3, asynchronous=False))
+    store.save(saved.run.state(), step=3, progress={})
+    assert sorted(saved.directory.iterdir()) == [saved.folder(step) for step in (1, 2, 3)]
 
 
 def largest(folder: Path) -> Path:

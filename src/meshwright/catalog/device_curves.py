@@ -61,7 +61,8 @@ _SUSTAINED = (
 )
 _MAMF = "best product found by MAMF (table of ml-engineering, S. Bekman)"
 _TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-_MISALIGNED = (0.63, 0.4, 0.25)
+_ODDEST = 0.25  # of rows that are multiples of 2 bytes alone; 8 and 4 bytes lie evenly between it and 1, by ratios
+_MISALIGNED = round(_ODDEST ** (1 / 3), 2), round(_ODDEST ** (2 / 3), 2), _ODDEST
 _ODD = (
     "gradients of a head of 50,257 columns, whose rows are multiples of 2 bytes alone, run at 58 TFLOP/s and not 235 "
     "(what grows with a microbatch's tokens and width in vTrain's A100 tables, whose module does not pad); multiples "

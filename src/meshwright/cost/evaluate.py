@@ -47,7 +47,7 @@ def evaluate(
     Raises ConfigError where a device lacks a figure that the rows need.
     """
     assert len(table), "an empty plan table has no costs"
-    table, cluster = _effective(table.of_job(job)).with_used_layouts(), cluster.joined
+    table, cluster = effective(table.of_job(job)).with_used_layouts(), cluster.joined
     mixed = len(cluster.groups) > 1
     every_rank = every_rank or any(layout.table for layout in table.layouts)
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
@@ -91,7 +91,7 @@ def _tables(table: PlanTable) -> dict[int, Program]:
     return {row: planned.program(table.entry(row), pipeline=int(table.pipeline[row])) for row in rows}
 
 
-def _effective(table: PlanTable) -> PlanTable:
+def effective(table: PlanTable) -> PlanTable:
     """The table as the runtime sees it: sharding over one rank is none."""
     return replace(table, sharding=np.where(table.divided > 1, table.sharding, 0))
 
@@ -313,7 +313,7 @@ def stage_rows(
 
     `known` are the `pass_seconds` of machines by node group, of blocks of `kinds`.
     """
-    table = _effective(table).with_used_layouts()
+    table = effective(table).with_used_layouts()
     features = software_of(job, cluster)
     alone = [replace(layout, ranks=tuple(range(layout.num_stages))) for layout in table.layouts]
     arrays = count(alone, model=model, every_rank=True)

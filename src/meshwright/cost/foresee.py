@@ -66,6 +66,7 @@ def foresee(
         seconds_between_failures=between,
         every_steps=design.job.checkpoint.every_steps,
     )
+    load_seconds = outlook.restart_seconds - RESTART_SECONDS
     advice = advise(
         Fleet(nodes=math.ceil(count / each), seconds_between_failures=between, return_seconds=3600.0 * repair_hours),
         Saves(
@@ -73,7 +74,7 @@ def foresee(
             stall_seconds=outlook.stall_seconds,
             write_seconds=outlook.write_seconds,
         ),
-        troubles_of(mix, peer_timeout_seconds=design.job.peer_timeout_seconds, load_seconds=outlook.write_seconds),
+        troubles_of(mix, peer_timeout_seconds=design.job.peer_timeout_seconds, load_seconds=load_seconds),
         seconds=86400.0 * days,
         spares=spares,
         seeds=seeds,

@@ -14,7 +14,7 @@ from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Sharding
 from meshwright.spec.synchronize import PACKINGS
 
-BUCKET_BYTES = 25.0 * 2**20  # of gradients that meet together where nothing is sharded
+BUCKET_BYTES = 25 * 2**20  # of gradients that meet together where nothing is sharded
 ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
 ZERO2 = SHARDINGS.index(Sharding.GRADIENTS)
 ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)

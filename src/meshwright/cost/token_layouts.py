@@ -14,7 +14,6 @@ import numpy.typing as npt
 from meshwright.spec.exchange import TokenLayout
 
 IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[np.float64]
 
 MOST_RUNS = 16  # that a rank holds under the balanced layout: more are more even and make smaller products
 

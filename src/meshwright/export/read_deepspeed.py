@@ -54,9 +54,9 @@ def read(text: str, *, where: str = "deepspeed") -> Meaning:
     micro, microbatches, batch = _batches(given, config, data)
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3) or stage != given.number("--zero-stage", 1):
-        raise _wrong(given, f"zero_optimization.stage {stage} is not --zero-stage {given.number('--zero-stage', 1)}")
+        raise given.wrong(f"zero_optimization.stage {stage} is not --zero-stage {given.number('--zero-stage', 1)}")
     if stage > 1 and not given.on("--no-pipeline-parallel"):
-        raise _wrong(given, "ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism")
+        raise given.wrong("ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism")
     model = _model(given)
     return Meaning(
         devices=world,
@@ -87,18 +87,14 @@ def read(text: str, *, where: str = "deepspeed") -> Meaning:
     )
 
 
-def _wrong(given: Given, what: str, why: str = "") -> ConfigError:
-    return ConfigError(Problem(where=given.where, what=what, why=why))
-
-
 def _data_ranks(given: Given, world: int, *, tensor: int, pipeline: int, context: int) -> int:
     if context > 1 and tensor * pipeline > 1:
-        raise _wrong(given, "DeepSpeed's sequence parallel does not work with tensor parallel or pipeline parallel")
+        raise given.wrong("DeepSpeed's sequence parallel does not work with tensor parallel or pipeline parallel")
     if given.on("--no-pipeline-parallel") and pipeline > 1:
-        raise _wrong(given, "pipeline_model_parallel_size must be 1 if pipeline parallel is disabled")
+        raise given.wrong("pipeline_model_parallel_size must be 1 if pipeline parallel is disabled")
     ranks = tensor * pipeline * context
     if world % ranks:
-        raise _wrong(given, f"world size ({world}) is not divisible by {ranks}")
+        raise given.wrong(f"world size ({world}) is not divisible by {ranks}")
     return world // ranks
 
 
@@ -108,10 +104,10 @@ def _batches(given: Given, config: Mapping[str, Any], data: int) -> tuple[int, i
     for name in names:
         size = config.get(name)
         if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise _wrong(given, f"{name}: {size} has to be greater than 0")
+            raise given.wrong(f"{name}: {size} has to be greater than 0")
     batch, micro, steps = (config.get(name) for name in names)
     if batch is None and micro is None:
-        raise _wrong(given, "Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided")
+        raise given.wrong("Either train_batch_size or train_micro_batch_size_per_gpu needs to be provided")
     if micro is None:
         steps = steps or 1
         micro = (batch or 0) // data // steps
@@ -119,18 +115,16 @@ def _batches(given: Given, config: Mapping[str, Any], data: int) -> tuple[int, i
         steps = batch // micro // data if batch is not None else 1
     batch = micro * steps * data if batch is None else batch
     if batch != micro * steps * data:
-        raise _wrong(
-            given, f"train_batch_size {batch} is not micro_batch {micro} * gradient_acc {steps} * world {data}"
-        )
+        raise given.wrong(f"train_batch_size {batch} is not micro_batch {micro} * gradient_acc {steps} * world {data}")
     if given.degree("--micro-batch-size") != micro or given.degree("--global-batch-size", micro * data) != batch:
-        raise _wrong(given, "--micro-batch-size and --global-batch-size are not those of ds_config.json")
+        raise given.wrong("--micro-batch-size and --global-batch-size are not those of ds_config.json")
     return micro, steps, batch
 
 
 def _stages(given: Given, *, layers: int, pipeline: int) -> tuple[tuple[int, int, int], ...]:
     """type:transformer balances the number of transformer layers; ends carry embedding and head."""
     if layers % pipeline:
-        raise _wrong(given, f"{layers} layers are not dealt evenly to {pipeline} stages")
+        raise given.wrong(f"{layers} layers are not dealt evenly to {pipeline} stages")
     each, last = layers // pipeline, pipeline - 1
     return tuple(
         (rank, 1 + rank * each - (rank == 0), 1 + (rank + 1) * each + (rank == last)) for rank in range(pipeline)
@@ -141,7 +135,7 @@ def _schedule(given: Given) -> ScheduleKind:
     if not given.on("--enable-zbh1-pipeline"):
         return ScheduleKind.ONE_F_ONE_B
     if given.on("--sequence-parallel"):
-        raise _wrong(given, "the zero bubble schedule is not for sequence parallel")
+        raise given.wrong("the zero bubble schedule is not for sequence parallel")
     return ScheduleKind.ZERO_BUBBLE_H1
 
 
@@ -150,12 +144,12 @@ def _recompute(given: Given) -> Recompute:
     if given.on("--recompute-activations"):
         kind = "selective"
     if kind not in ("none", "selective", "full"):
-        raise _wrong(given, f"--recompute-granularity {kind} is not known")
+        raise given.wrong(f"--recompute-granularity {kind} is not known")
     if kind == "full" and (given.word("--recompute-method"), given.number("--recompute-num-layers", 1)) != (
         "uniform",
         1,
     ):
-        raise _wrong(given, "DeepSpeed's pipeline recomputes uniform units, and a plan knows units of one layer")
+        raise given.wrong("DeepSpeed's pipeline recomputes uniform units, and a plan knows units of one layer")
     return Recompute(kind)
 
 
@@ -163,17 +157,15 @@ def _offload(given: Given, config: Mapping[str, Any], stage: int) -> Offload:
     device = config.get("zero_optimization", {}).get("offload_optimizer", {}).get("device", "none")
     checkpoints = config.get("activation_checkpointing", {}).get("cpu_checkpointing", False)
     if device not in ("none", "cpu"):
-        raise _wrong(given, f"offload_optimizer.device {device} is not the host's memory")
+        raise given.wrong(f"offload_optimizer.device {device} is not the host's memory")
     if checkpoints != given.on("--checkpoint-in-cpu"):
-        raise _wrong(given, "activation_checkpointing.cpu_checkpointing and --checkpoint-in-cpu say different things")
+        raise given.wrong("activation_checkpointing.cpu_checkpointing and --checkpoint-in-cpu say different things")
     if device == "cpu":
         if stage == 0 or not given.on("--cpu-optimizer") or checkpoints:
-            raise _wrong(
-                given, "offload_optimizer is for stages 1, 2 and 3 with --cpu-optimizer, activations left alone"
-            )
+            raise given.wrong("offload_optimizer is for stages 1, 2 and 3 with --cpu-optimizer, activations left alone")
         return Offload.OPTIMIZER
     if checkpoints and not given.on("--deepspeed-activation-checkpointing"):
-        raise _wrong(given, "cpu_checkpointing without --deepspeed-activation-checkpointing")
+        raise given.wrong("cpu_checkpointing without --deepspeed-activation-checkpointing")
     return Offload.ACTIVATIONS if checkpoints else Offload.NONE
 
 
@@ -181,7 +173,7 @@ def _precision(given: Given, config: Mapping[str, Any]) -> Precision:
     halves = [kind for kind in (Precision.BF16, Precision.FP16) if config.get(kind.value, {}).get("enabled", False)]
     flags = [kind for kind in (Precision.BF16, Precision.FP16) if given.on(f"--{kind.value}")]
     if halves != flags or len(halves) > 1:
-        raise _wrong(given, "bf16 and fp16 of ds_config.json are not those of the flags")
+        raise given.wrong("bf16 and fp16 of ds_config.json are not those of the flags")
     return halves[0] if halves else Precision.FP32
 
 
@@ -191,16 +183,16 @@ def _gradients(given: Given, config: Mapping[str, Any]) -> Precision:
     if word is None:
         return _precision(given, config)
     if word not in ("fp16", "bf16", "fp32"):
-        raise _wrong(given, f"Invalid communication_data_type {word}")
+        raise given.wrong(f"Invalid communication_data_type {word}")
     return Precision(word)
 
 
 def _experts(given: Given, *, data: int, tensor: int) -> tuple[int, int]:
     expert = given.degree("--moe-expert-parallel-size", 1)
     if data % expert:
-        raise _wrong(given, f"{expert} ranks of experts do not divide {data} data ranks")
+        raise given.wrong(f"{expert} ranks of experts do not divide {data} data ranks")
     if tensor > 1 and not given.on("--enable-expert-tensor-parallelism"):
-        raise _wrong(given, "experts that tensor ranks hold whole are no grid that a plan knows")
+        raise given.wrong("experts that tensor ranks hold whole are no grid that a plan knows")
     return expert, tensor
 
 
@@ -211,7 +203,7 @@ def _model(given: Given) -> Sizes:
     hidden = given.degree("--ffn-hidden-size", usual)
     experts = given.degree("--num-experts", 1)
     if experts > 1 and given.degree("--expert-interval", 2) != 1:
-        raise _wrong(given, "--expert-interval other than 1 is not read here")
+        raise given.wrong("--expert-interval other than 1 is not read here")
     learned = not rotary and not given.on("--no-position-embedding")
     unit = given.degree("--make-vocab-size-divisible-by", 128) * given.degree("--tensor-model-parallel-size", 1)
     bias = not given.on("--disable-bias-linear")

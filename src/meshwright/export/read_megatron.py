@@ -52,13 +52,13 @@ def read(text: str, *, where: str = "megatron-lm") -> Meaning:
     context = given.degree("--context-parallel-size", 1)
     model_ranks = tensor * pipeline * context
     if world % model_ranks:
-        raise _wrong(given, f"world size {world} is not divisible by {model_ranks}", "tensor x pipeline x context")
+        raise given.wrong(f"world size {world} is not divisible by {model_ranks}", "tensor x pipeline x context")
     data = world // model_ranks
     replicate, shard, sharding = _states(given, data)
     micro = given.degree("--micro-batch-size")
     batch = given.degree("--global-batch-size", micro * data)
     if batch % (micro * data):
-        raise _wrong(given, f"batch {batch} is not whole microbatches of {micro} on {data} ranks", "global-batch-size")
+        raise given.wrong(f"batch {batch} is not whole microbatches of {micro} on {data} ranks", "global-batch-size")
     model = _model(given)
     stages = _stages(given, layers=model.layers, pipeline=pipeline)
     chunks = len(stages) // pipeline
@@ -91,17 +91,13 @@ def read(text: str, *, where: str = "megatron-lm") -> Meaning:
     )
 
 
-def _wrong(given: Given, what: str, why: str = "") -> ConfigError:
-    return ConfigError(Problem(where=given.where, what=what, why=why))
-
-
 def _states(given: Given, data: int) -> tuple[int, int, Sharding]:
     """Replicas, ranks that share one copy of the states, and what they share."""
     fsdp = given.on("--use-megatron-fsdp")
     if given.on("--overlap-param-gather") and not (given.on("--use-distributed-optimizer") or fsdp):
-        raise _wrong(given, "--overlap-param-gather is only for the distributed optimizer or Megatron-FSDP")
+        raise given.wrong("--overlap-param-gather is only for the distributed optimizer or Megatron-FSDP")
     if given.on("--overlap-param-gather") and not given.on("--overlap-grad-reduce"):
-        raise _wrong(given, "--overlap-param-gather must be with --overlap-grad-reduce")
+        raise given.wrong("--overlap-param-gather must be with --overlap-grad-reduce")
     if fsdp:
         strategy = given.word("--data-parallel-sharding-strategy", "optim_grads_params")
         kinds = {
@@ -111,7 +107,7 @@ def _states(given: Given, data: int) -> tuple[int, int, Sharding]:
             "optim_grads_params": Sharding.PARAMETERS,
         }
         if strategy not in kinds:
-            raise _wrong(given, f"--data-parallel-sharding-strategy {strategy} is not known")
+            raise given.wrong(f"--data-parallel-sharding-strategy {strategy} is not known")
         kind = kinds[strategy]
     else:
         kind = Sharding.OPTIMIZER if given.on("--use-distributed-optimizer") else Sharding.NONE
@@ -119,7 +115,7 @@ def _states(given: Given, data: int) -> tuple[int, int, Sharding]:
         return data, 1, kind
     instances = given.degree("--num-distributed-optimizer-instances", 1)
     if data % instances:
-        raise _wrong(given, f"{instances} instances of the distributed optimizer do not divide {data} data ranks")
+        raise given.wrong(f"{instances} instances of the distributed optimizer do not divide {data} data ranks")
     return instances, data // instances, kind
 
 
@@ -128,15 +124,15 @@ def _exchange(given: Given, context: int) -> str:
     if context == 1:
         return "none"
     if len(kinds) != 1:
-        raise _wrong(given, "--cp-comm-type differs between layers")
+        raise given.wrong("--cp-comm-type differs between layers")
     if kinds[0] == "a2a+p2p":
         sizes = given.values.get("--hierarchical-context-parallel-sizes", ())
         if len(sizes) != 2 or int(sizes[0]) * int(sizes[1]) != context:
-            raise _wrong(given, f"--hierarchical-context-parallel-sizes do not multiply to {context}")
+            raise given.wrong(f"--hierarchical-context-parallel-sizes do not multiply to {context}")
         return f"all-to-all {int(sizes[0])} in ring {int(sizes[1])}"
     words = {"p2p": "ring", "all_gather": "gather", "allgather": "gather", "a2a": "all-to-all"}
     if kinds[0] not in words:
-        raise _wrong(given, f"--cp-comm-type {kinds[0]} is not known")
+        raise given.wrong(f"--cp-comm-type {kinds[0]} is not known")
     return words[kinds[0]]
 
 
@@ -148,9 +144,9 @@ def _stages(given: Given, *, layers: int, pipeline: int) -> tuple[tuple[int, int
     """(rank, start, stop) of every stage in blocks, the embedding being block 0."""
     counts = _layout(given) if given.on("--pipeline-model-parallel-layout") else _counts(given, layers, pipeline)
     if len(counts) % pipeline:
-        raise _wrong(given, f"{len(counts)} stages do not divide over {pipeline} pipeline ranks")
+        raise given.wrong(f"{len(counts)} stages do not divide over {pipeline} pipeline ranks")
     if sum(counts) != layers + 2:
-        raise _wrong(given, f"the stages hold {sum(counts) - 2} layers and the model has {layers}")
+        raise given.wrong(f"the stages hold {sum(counts) - 2} layers and the model has {layers}")
     found, start = [], 0
     for index, count in enumerate(counts):
         found.append((index % pipeline, start, start + count))
@@ -165,14 +161,14 @@ def _layout(given: Given) -> list[int]:
         text = re.sub(pattern, lambda match: match.group(1) * _times(given, match.group(2)), text)
     joined = text.replace("|", "")
     if not re.fullmatch(r"Et*L", joined):
-        raise _wrong(given, f"the layout is {joined[:40]} and not E, layers t, and L", "pipeline-model-parallel-layout")
+        raise given.wrong(f"the layout is {joined[:40]} and not E, layers t, and L", "pipeline-model-parallel-layout")
     return [len(stage) for stage in text.split("|")]
 
 
 def _times(given: Given, digits: str) -> int:
     """How often something of a list is repeated."""
     if len(digits) > len(str(MOST_LISTED)):
-        raise _wrong(given, f"{digits[:40]} times is more layers than there are")
+        raise given.wrong(f"{digits[:40]} times is more layers than there are")
     return int(digits)
 
 
@@ -180,7 +176,7 @@ def _counts(given: Given, layers: int, pipeline: int) -> list[int]:
     if given.on("--num-layers-per-virtual-pipeline-stage"):
         size = given.degree("--num-layers-per-virtual-pipeline-stage")
         if layers % pipeline or (layers // pipeline) % size:
-            raise _wrong(given, f"{layers} layers are not whole virtual stages of {size} on {pipeline} ranks")
+            raise given.wrong(f"{layers} layers are not whole virtual stages of {size} on {pipeline} ranks")
         chunks = layers // pipeline // size
     else:
         chunks = given.degree("--num-virtual-stages-per-pipeline-rank", 1)
@@ -194,11 +190,11 @@ def _counts(given: Given, layers: int, pipeline: int) -> list[int]:
     left = layers + sum(extra) - sum(count for count in held if count is not None)
     open_ranks = [rank for rank, count in enumerate(held) if count is None]
     if open_ranks and left % len(open_ranks):
-        raise _wrong(given, "number of layers should be divisible by the pipeline-model-parallel size")
+        raise given.wrong("number of layers should be divisible by the pipeline-model-parallel size")
     each = left // len(open_ranks) if open_ranks else 0
     ranks = [each if count is None else count for count in held]
     if any(count % chunks for count in ranks):
-        raise _wrong(given, f"a rank's layers are not divisible by its {chunks} virtual stages")
+        raise given.wrong(f"a rank's layers are not divisible by its {chunks} virtual stages")
     stages = [ranks[index % pipeline] // chunks for index in range(pipeline * chunks)]
     stages[0] += 1 - extra[0]
     stages[-1] += 1 - extra[-1]
@@ -212,11 +208,11 @@ def _recompute(given: Given, stages: Sequence[tuple[int, int, int]], *, layers: 
     if kind in ("none", "selective"):
         return (Recompute(kind),) * layers
     if kind != "full":
-        raise _wrong(given, f"--recompute-granularity {kind} is not known")
+        raise given.wrong(f"--recompute-granularity {kind} is not known")
     method, size = given.word("--recompute-method"), given.number("--recompute-num-layers")
     if method == "uniform":
         if size != 1:
-            raise _wrong(given, f"units of {size} layers are recomputed, and a plan knows single layers")
+            raise given.wrong(f"units of {size} layers are recomputed, and a plan knows single layers")
         return (Recompute.FULL,) * layers
     found: list[Recompute] = []
     for _, start, stop in stages:
@@ -229,15 +225,15 @@ def _offload(given: Given, sharding: Sharding) -> Offload:
     if not given.on("--optimizer-cpu-offload"):
         return Offload.NONE
     if not given.on("--use-precision-aware-optimizer") or sharding is Sharding.NONE:
-        raise _wrong(given, "--optimizer-cpu-offload needs the precision-aware distributed optimizer")
+        raise given.wrong("--optimizer-cpu-offload needs the precision-aware distributed optimizer")
     if given.real("--optimizer-offload-fraction", 1.0) != 1.0:
-        raise _wrong(given, "--optimizer-offload-fraction is not 1")
+        raise given.wrong("--optimizer-offload-fraction is not 1")
     return Offload.OPTIMIZER
 
 
 def _precision(given: Given) -> Precision:
     if given.on("--fp16") and given.on("--bf16"):
-        raise _wrong(given, "--fp16 and --bf16 at once")
+        raise given.wrong("--fp16 and --bf16 at once")
     if given.on("--fp4-format"):
         return Precision.NVFP4
     if given.on("--fp8-format"):
@@ -325,7 +321,7 @@ def _expert_layers(given: Given, layers: int) -> tuple[bool, ...]:
     for bits, times in re.findall(r"\(?\[([01,]+)\]\)?(?:\*(\d+))?", text):
         found += [bit == "1" for bit in bits.split(",")] * _times(given, times or "1")
     if len(found) != layers:
-        raise _wrong(given, f"--moe-layer-freq names {len(found)} layers of {layers}")
+        raise given.wrong(f"--moe-layer-freq names {len(found)} layers of {layers}")
     return tuple(found)
 
 

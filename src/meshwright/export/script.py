@@ -52,6 +52,9 @@ class Given:
     values: Mapping[str, tuple[str, ...]]
     where: str
 
+    def wrong(self, what: str, why: str = "") -> ConfigError:
+        return ConfigError(Problem(where=self.where, what=what, why=why))
+
     def on(self, name: str) -> bool:
         return name in self.values
 

@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.cost.states import BUCKET_BYTES
 from meshwright.parallel.reduction import Reduction, Travel
 from meshwright.parallel.shards import as_part
-
-BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from meshwright.parallel.buckets import BUCKET_BYTES, Bucket, BucketedGradients
+from meshwright.cost.states import BUCKET_BYTES
+from meshwright.parallel.buckets import Bucket, BucketedGradients
 from meshwright.parallel.clip import local_part
 from meshwright.parallel.reduction import Travel
 from meshwright.parallel.torch_compat import with_local

@@ -26,27 +26,27 @@ class Learned:
     error: dict[int, float]
 
 
-def learned(points: Sequence[Point], *, count: int = COUNT) -> Learned | None:
-    """What `count` runs of `points`, timed runs of one source, tell of all of them; None where no more were timed.
+def learned(points: Sequence[Point]) -> Learned | None:
+    """What COUNT runs of `points`, timed runs of one source, tell of all of them; None where no more were timed.
 
     Errors are a Gaussian process: each cause of the prediction's interval adds one of its own standard deviation, half
     of it common to all runs and half to runs of like sizes. Which runs are measured is designed, one after the other:
     each is the one that leaves least variance over all groups (Cohn 1996, 10.1016/0893-6080(95)00137-9), for which no
     measured time is looked at.
     """
-    if len(points) <= count:
+    if len(points) <= COUNT:
         return None
     covariance, weight = _covariance(points), _weights(points)
     chosen: list[int] = []
     left = covariance.copy()
-    for _ in range(count):
+    for _ in range(COUNT):
         gain = weight @ np.square(left) / (np.diag(left) + _NOISE**2)
         gain[chosen] = -np.inf
         best = int(np.argmax(gain))
         chosen.append(best)
         left = left - np.outer(left[:, best], left[best]) / (left[best, best] + _NOISE**2)
     seen = np.array([-(points[index].error or 0.0) for index in chosen])
-    known = covariance[np.ix_(chosen, chosen)] + _NOISE**2 * np.eye(count)
+    known = covariance[np.ix_(chosen, chosen)] + _NOISE**2 * np.eye(COUNT)
     told = covariance[:, chosen] @ np.linalg.solve(known, seen)
     lines = [point.run.line for point in points]
     return Learned(

@@ -124,7 +124,7 @@ class _Reader:
             heads=self._heads(width),
             kv_heads=self.run.whole("kv_heads"),
             head_dim=self.run.whole("head_dim"),
-            hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", _multiple(8 * width // 3)),
+            hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", _multiple_of_256(8 * width // 3)),
             vocab=self._vocab(),
             max_positions=self._length(),
         ).build()
@@ -335,8 +335,8 @@ def _decoded(model: ModelSpec, count: int, *, share: float) -> ModelSpec:
     )
 
 
-def _multiple(value: int, of: int = 256) -> int:
-    return -(-value // of) * of
+def _multiple_of_256(value: int) -> int:
+    return -(-value // 256) * 256
 
 
 def _refuse(reason: str) -> NoReturn:

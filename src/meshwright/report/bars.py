@@ -9,7 +9,7 @@ from meshwright.report import svg
 from meshwright.report.explain import signed_seconds
 from meshwright.report.figure import Figure, Table, colour
 from meshwright.spec.report import Line, LineName, MemoryPart, Report, StageMemory
-from meshwright.spec.units import format_bytes, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_seconds
 
 _MOST_RANKS = 8
 
@@ -102,7 +102,7 @@ def _line_names(reports: Sequence[Report]) -> list[str]:
     names = [
         name
         for name in found
-        if any(abs(_seconds_of(report.step.find(name))) > 5e-4 * report.step_seconds for report in reports)
+        if any(abs(_seconds_of(report.step.find(name))) > LEAST_SHARE * report.step_seconds for report in reports)
     ]
     return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
 

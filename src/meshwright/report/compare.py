@@ -10,12 +10,9 @@ from meshwright.report.differences import differences
 from meshwright.report.loss_gap import LossGap, loss_gap
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.report.waterfall import Waterfall, waterfall
-from meshwright.search.explain import SEEN
 from meshwright.spec.plan import Plan
-from meshwright.spec.report import MemoryPart, Origin, Report, StageMemory
-from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
-
-SAME = 0.0005
+from meshwright.spec.report import MemoryPart, Origin, Report
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_count, format_percent, format_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +104,13 @@ def _steps(one: Waterfall, other: Waterfall) -> tuple[Pair, ...]:
 
 
 def _memory(one: Report, other: Report) -> tuple[Pair, ...]:
-    ours, theirs = _fullest(one), _fullest(other)
+    ours, theirs = one.fullest, other.fullest
     parts = [
         Pair(name=part.value, one=ours.parts.get(part, 0.0), other=theirs.parts.get(part, 0.0))
         for part in MemoryPart
         if (ours.parts.get(part) or theirs.parts.get(part))
     ]
     return tuple(parts)
-
-
-def _fullest(report: Report) -> StageMemory:
-    """The pipeline rank with least room left."""
-    empty = StageMemory(rank=0, parts={}, capacity=0.0)
-    return min(report.memory, key=lambda stage: stage.capacity - stage.total, default=empty)
 
 
 def _compared(files: Sequence[RunFiles], one: Side, other: Side, *, measured: bool) -> str:
@@ -144,11 +135,11 @@ def _verdict(one: Side, other: Side, *, measured: bool, doubtful: bool) -> str:
     """Which is better, by how much, in what, and what it costs in memory: one sentence."""
     for side, rival in ((one, other), (other, one)):
         if not side.report.fits and rival.report.fits:
-            return f"{rival.name} fits and {side.name} does not: it needs {_over(side.report)} more than there is."
+            return f"{rival.name} fits and {side.name} does not: it {side.report.tightest.need}."
     slow, fast = (one, other) if other.report.tokens_per_second >= one.report.tokens_per_second else (other, one)
     gain = fast.report.tokens_per_second / slow.report.tokens_per_second - 1.0 if slow.report.step_seconds else 0.0
     memory = _memory_words(one, other)
-    if gain < SAME and one.report.tokens_per_step == other.report.tokens_per_step:
+    if gain < LEAST_SHARE and one.report.tokens_per_step == other.report.tokens_per_step:
         return f"{one.name} and {other.name} {'took' if measured else 'take'} as long a step; {memory}."
     bands = "; the bands of the two predictions overlap" if doubtful else ""
     return f"{_speed_words(slow, fast, gain, measured=measured)}; {memory}{bands}."
@@ -175,7 +166,7 @@ def _memory_words(one: Side, other: Side) -> str:
         return "both need as much memory"
     much = f"{other.name} needs {format_bytes(abs(left))} {'more' if left > 0 else 'less'} memory at the peak"
     surely, theirs = one.report.fit_probability, other.report.fit_probability
-    if surely is None or theirs is None or abs(theirs - surely) < SEEN:
+    if surely is None or theirs is None or abs(theirs - surely) < LEAST_SHARE:
         return much
     return f"{much} and fits with {format_percent(theirs)}, not {format_percent(surely)}"
 
@@ -196,8 +187,3 @@ def _mostly(slow: Side, fast: Side) -> str:
     if first is None or first.difference >= 0:
         return ""
     return f", mostly in {first.name} ({format_seconds(first.difference)})"
-
-
-def _over(report: Report) -> str:
-    worst = _fullest(report)
-    return format_bytes(worst.total - worst.capacity)

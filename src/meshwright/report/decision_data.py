@@ -14,8 +14,8 @@ from meshwright.spec.report import Report
 
 
 def plan_data(design: Design, report: Report, step: DrawnStep | None) -> dict[str, Any]:
-    """One plan: its `terms` sum to `step_seconds`, `memory` is of the pipeline rank with least room left."""
-    tightest = min(report.memory, key=lambda stage: stage.capacity - stage.total)
+    """One plan: its `terms` sum to `step_seconds`, `memory` is of the rank whose device has least room left."""
+    tightest = report.fullest
     return {
         "digest": design.plan.digest(),
         "name": design.plan.describe(),

@@ -26,10 +26,9 @@ from meshwright.report.view import Tile, facts, plan_tiles, ways_table
 from meshwright.search import Candidate, Decision
 from meshwright.search.candidate import candidate
 from meshwright.spec.report import Gap, LineName, Report, diff
-from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_count, format_percent, format_seconds
 
 MOST_PLANS = 40
-_ALIKE = 0.0005
 _NOTICED = 0.02
 
 
@@ -236,7 +235,7 @@ def _against(plan: _Priced, best: _Priced) -> str:
         if room
         else "and needs as much memory"
     )
-    if abs(change) < _ALIKE:
+    if abs(change) < LEAST_SHARE:
         return f"It takes as long as plan {best.number}, the chosen one, {memory}."
     worst = _largest(diff(theirs, ours)[1:], slower=change > 0)
     return (

@@ -44,7 +44,7 @@ def dry_view(counted: Report, gaps: Sequence[Gap], *, plan: str) -> DryView:
 
 
 def _fits(counted: Report) -> str:
-    stage = max(counted.memory, key=lambda entry: entry.over)
+    stage = counted.tightest
     sizes = f"{format_bytes(stage.total)} of {format_bytes(stage.capacity)} on pipeline rank {stage.rank}"
     words = f"fits: {'yes' if counted.fits else 'no'}; the fullest device holds {sizes} at its peak"
     if stage.host_capacity is None or stage.host <= stage.host_capacity:

@@ -320,7 +320,7 @@ def _rows_alone(report: Report, *, is_measured: bool) -> tuple[Row, ...]:
 
 
 def _memory(predicted: Report | None, measured: Report | None) -> tuple[MemoryRow, ...]:
-    """Allocated bytes by pipeline rank, the largest relative gap first where both are known."""
+    """Allocated bytes by pipeline rank, the largest gap in bytes first where both are known."""
     ours = {stage.rank: stage for stage in predicted.memory} if predicted else {}
     theirs = {stage.rank: stage for stage in measured.memory} if measured else {}
     rows = []

@@ -7,9 +7,8 @@ from meshwright.report.bars import bar_row, step_bar
 from meshwright.report.figure import Figure, Table
 from meshwright.report.waterfall import waterfall
 from meshwright.spec.report import Line, LineName, Report
-from meshwright.spec.units import format_percent, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_percent, format_seconds
 
-_SHOWN = 5e-4
 _SPACE = "\N{NO-BREAK SPACE}"
 
 
@@ -20,7 +19,7 @@ def losses_figure(report: Report) -> Figure:
     longest = max(step * max(high, 1.0), sum(max(bar.seconds, 0.0) for bar in bars)) or 1.0
     rows = []
     for bar in bars:
-        if abs(bar.share) > _SHOWN:
+        if abs(bar.share) > LEAST_SHARE:
             drawn = step_bar("predicted", bar.name, bar.seconds, bar.start, longest)
             rows.append(bar_row(bar.name, drawn, format_seconds(bar.seconds)))
     whole = step_bar("predicted", LineName.STEP, step, 0.0, longest)

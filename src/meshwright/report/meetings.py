@@ -12,9 +12,8 @@ from meshwright.search.explain import MANIFOLD
 from meshwright.search.quorum import advise_quorum
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName, Report
-from meshwright.spec.units import format_bytes, format_percent, format_seconds, format_times
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_percent, format_seconds, format_times
 
-LEAST = 0.0005  # of a step, by which a way takes more or less
 FASTER = 0.02  # of a step that another way of meeting saves, before its price in quality is told
 _LINES = (LineName.PARAMETERS, LineName.GRADIENTS, LineName.OUTER)
 
@@ -42,7 +41,7 @@ class Way:
             return "this plan"
         much = f"{format_percent(abs(self.change))} {'more' if self.change > 0 else 'less'}"
         much = format_times(1.0 + self.change) if self.change > MANIFOLD else much
-        return (much if abs(self.change) >= LEAST else "as long") + ("" if self.fits else ", does not fit")
+        return (much if abs(self.change) >= LEAST_SHARE else "as long") + ("" if self.fits else ", does not fit")
 
 
 def ways_cells(ways: Sequence[Way]) -> list[tuple[str, ...]]:
@@ -139,7 +138,7 @@ def _links(design: Design, predicted: Report) -> Iterator[str]:
 
 def _sent(each: Met) -> str:
     """What a device sends to others so far apart, and how much of it leaves a node, a rack or a site."""
-    if each.crossing_bytes < (1.0 - LEAST) * each.bytes:
+    if each.crossing_bytes < (1.0 - LEAST_SHARE) * each.bytes:
         return f"{format_bytes(each.bytes)} over every link, {format_bytes(each.crossing_bytes)} of it {each.tier},"
     return f"{format_bytes(each.bytes)} {each.tier}"
 

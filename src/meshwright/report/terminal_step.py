@@ -7,9 +7,8 @@ from rich.text import Text
 
 from meshwright.report.terminal_parts import WIDE, bullets, table
 from meshwright.report.waterfall import IDEAL, Waterfall
-from meshwright.spec.units import format_percent, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_percent, format_seconds
 
-SMALL = 0.0005
 BAR_WIDE, BAR_NARROW = 36, 20
 LEAST_BAR, BESIDE_BAR = 10, 52  # columns: of the shortest bar, and of what stands beside it
 
@@ -30,7 +29,7 @@ class WaterfallView:
             rows.add_column("note", overflow="fold")
         notes = []
         for bar in self.value.bars:
-            if abs(bar.share) < SMALL and bar.name != IDEAL:
+            if abs(bar.share) < LEAST_SHARE and bar.name != IDEAL:
                 continue
             drawn = _drawn(bar.start, bar.end, step=self.value.step_seconds, room=room, mark=mark)
             style = "green" if bar.name == IDEAL else ""

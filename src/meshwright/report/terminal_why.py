@@ -21,9 +21,8 @@ from meshwright.search.settings import words
 from meshwright.search.sweep import Point, Sweep
 from meshwright.search.why_not import WhyNot, headline
 from meshwright.spec.report import Gap
-from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_count, format_percent, format_seconds
 
-SMALL = 0.0005
 Show = Callable[[float], str]
 
 
@@ -41,7 +40,7 @@ def _gaps(gaps: tuple[Gap, ...]) -> Table:
     rows = table(columns=[("line", "left"), ("chosen", "right"), ("with these", "right"), ("difference", "right")])
     step = gaps[0]
     for gap in gaps[1:]:
-        if abs(gap.seconds) >= SMALL * step.predicted:
+        if abs(gap.seconds) >= LEAST_SHARE * step.predicted:
             rows.add_row(gap.name, seconds(gap.predicted), seconds(gap.measured), signed(gap.seconds))
     rows.add_section()
     cells = seconds(step.predicted), seconds(step.measured), signed(step.seconds)
@@ -155,7 +154,7 @@ def _pairs(pairs: Iterable[Pair], one: str, other: str, *, show: Show, sign: Sho
     rows = table(columns=[(what, "left"), (one, "right"), (other, "right"), ("difference", "right")])
     kept = list(pairs)
     total = Pair(name="sum", one=sum(pair.one for pair in kept), other=sum(pair.other for pair in kept))
-    least = SMALL * max(total.one, total.other)
+    least = LEAST_SHARE * max(total.one, total.other)
     small = [pair for pair in kept if max(abs(pair.one), abs(pair.other)) < least]
     rest = Pair(name="the rest", one=sum(pair.one for pair in small), other=sum(pair.other for pair in small))
     for pair in [pair for pair in kept if pair not in small] + [rest] * (len(small) > 1) + small * (len(small) == 1):
@@ -191,4 +190,4 @@ def signed_memory(count: float) -> str:
 
 
 def _change(fraction: float) -> str:
-    return "0" if abs(fraction) < 0.00005 else f"{100.0 * fraction:+.1f} %"
+    return "0" if abs(fraction) < LEAST_SHARE else f"{100.0 * fraction:+.1f} %"

@@ -9,14 +9,14 @@ from meshwright.report import svg
 from meshwright.report.bars import bar_row
 from meshwright.report.figure import Figure, Table, colour
 from meshwright.spec.goodput import Goodput, Interruption, Spent
-from meshwright.spec.units import format_percent, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_percent, format_seconds
 
 _TOLD = 5
 
 
 def goodput_lines(goodput: Goodput) -> list[str]:
     """`time: 97 % useful of 3.2 h; ...`, then a line for each of the costliest interruptions."""
-    rest = {kind: each for kind, each in _rest(goodput).items() if each >= 0.0005 * goodput.wall_seconds}
+    rest = {kind: each for kind, each in _rest(goodput).items() if each >= LEAST_SHARE * goodput.wall_seconds}
     asleep = rest.pop(Spent.ASLEEP, 0.0)
     parts = ", ".join(f"{kind} {format_seconds(each)}" for kind, each in rest.items())
     whole = f"time: {format_percent(goodput.ettr)} of {format_seconds(goodput.held_seconds)} was useful (ETTR)"

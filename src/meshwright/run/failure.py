@@ -27,21 +27,19 @@ _NOBODY: Mapping[int, Whereabouts] = MappingProxyType({})
 
 _LOST_PEER = (
     "connection closed by peer",
-    "connection reset by peer",
     "timed out waiting",
     "wait timeout",
-    "connect() error",
     "connectfullmesh failed",
-    "broken pipe",
     "ncclremoteerror",
     "nccl communicator was aborted",
-    "connection refused",
     "socket timeout",
     "client socket has timed out",
     "failed to recv, got 0 bytes",
     "application timeout caused pair closure",
     "collective operation timeout",
 )
+_OF_ANY_SOCKET = ("connection reset by peer", "connect() error", "broken pipe", "connection refused")
+_TRANSPORTS = ("gloo", "nccl")  # which torch's errors of them name
 NEAR_FULL = 0.6  # of the machine's memory: from there on a kill without a word is probably the system's for want of it
 _UNTOLD = "it could not write why: is the disk of the run full?"
 _ROOM_BYTES = 2**16
@@ -171,8 +169,18 @@ def is_lost_peer(error: BaseException) -> bool:
     """Whether the error only says that another rank is gone, be it that a checkpoint was not saved for that."""
     if isinstance(error, LostPeers):
         return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError | MeshwrightError) and any(words in text for words in _LOST_PEER)
+    if isinstance(error, EnvironmentUnfit):
+        return any(_has(problem.why, *_LOST_PEER, *_OF_ANY_SOCKET) for problem in error.problems)
+    if not isinstance(error, RuntimeError):
+        return False
+    from torch.distributed import DistError
+
+    known = isinstance(error, DistError) or _has(str(error), *_TRANSPORTS)
+    return _has(str(error), *_LOST_PEER, *(_OF_ANY_SOCKET if known else ()))
+
+
+def _has(text: str, *words: str) -> bool:
+    return any(each in text.lower() for each in words)
 
 
 def read(failures: Mapping[int, Any], *, ended: Collection[int] = ()) -> tuple[Failure, ...]:

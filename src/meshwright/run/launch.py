@@ -31,7 +31,7 @@ from meshwright.run.lookout import Lookout
 from meshwright.run.machine import this_machine
 from meshwright.run.rendezvous import alone
 from meshwright.run.screen import Screen
-from meshwright.run.signals import heeding
+from meshwright.run.signals import TO_STOP, heeding
 from meshwright.run.vigil import Stood
 from meshwright.run.workers import Asked
 from meshwright.spec.errors import Problem, WorkerFailed
@@ -41,7 +41,6 @@ WORKER_MODULE = "meshwright.run.worker"
 LOOPBACK = "lo"
 _LOOK_SECONDS = 0.05
 _PARTY = "meshwright"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +203,7 @@ def forwarding(say: Callable[[str], None], *, module: str) -> Iterator[Asked]:
         asked.once = True
         signal_workers(signal.SIGKILL if asked.at_once else signal.SIGTERM, module=module)
 
-    with heeding([*_SIGNALS, signal.SIGQUIT], handle):
+    with heeding([*TO_STOP, signal.SIGQUIT], handle):
         yield asked
 
 

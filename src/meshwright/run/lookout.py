@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from meshwright.run import failure
 from meshwright.run.failure import Failure, Nearness
-from meshwright.run.vigil import Stood, Vigil, stood_still
+from meshwright.run.signals import send
+from meshwright.run.vigil import STACK_SECONDS, Stood, Vigil, stood_still
 from meshwright.run.waiting import never_came
 from meshwright.run.workers import Asked, Worker, Workers
 from meshwright.spec.errors import Problem
@@ -32,7 +32,6 @@ from meshwright.train.observe.whereabouts import last_seen
 _DOUBT_SECONDS = 0.25  # others may say more of it
 _GRACE_SECONDS = 0.6  # for which a rank that has lost another one may do nothing before it is ended
 _ENDING_SECONDS = 3.0  # for it to end in, whatever it does
-_STACK_SECONDS = 0.4
 _LOOKS = 2  # at one that is stopped: what stands still for a moment may end by itself
 
 
@@ -86,14 +85,14 @@ class Lookout:
             ranks = tuple(each.rank for each in self.stood)
             self._tell(stood_still(self.stood), ranks=ranks, step=max(each.seen.step for each in self.stood))
             for rank in ranks:
-                _signal(running[rank], signal.SIGUSR2)
+                send(running[rank].process, signal.SIGUSR2)
 
     def _end_those_that_stood(self, running: Mapping[int, Worker]) -> None:
-        late = time.time() - self._since > _STACK_SECONDS
+        late = time.time() - self._since > STACK_SECONDS
         for each in self.stood:
             if each.rank in running and (late or _has_stack(self.run_dir, each.rank)):
                 self._kill(each.rank, running[each.rank])
-        if time.time() - self._since > _STACK_SECONDS + _GRACE_SECONDS:
+        if time.time() - self._since > STACK_SECONDS + _GRACE_SECONDS:
             for rank, worker in running.items():
                 self._kill(rank, worker)
 
@@ -177,12 +176,7 @@ class Lookout:
 
     def _kill(self, rank: int, worker: Worker) -> None:
         self.ended.add(rank)
-        _signal(worker, signal.SIGKILL)
-
-
-def _signal(worker: Worker, number: signal.Signals) -> None:
-    with suppress(psutil.Error):
-        worker.process.send_signal(number)
+        send(worker.process, signal.SIGKILL)
 
 
 def _has_stack(run_dir: Path, rank: int) -> bool:

@@ -42,9 +42,10 @@ class LayerTimes:
     element_seconds: float
 
 
-def layered_model(*, layers: int = 4, width: int = 256, vocab: int = 4096) -> ModelSpec:
+def layered_model() -> ModelSpec:
     """A small Llama-style model in whose steps no kind of operator is rare."""
-    norm, heads = Norm(width=width), max(1, width // 32)
+    width, heads, vocab, layers = 256, 8, 4096, 4
+    norm = Norm(width=width)
     mixer = Attention(width=width, heads=heads, kv_heads=heads, head_dim=32, norm=norm, rotary=Rotary(dims=32))
     layer = Layer(mixer=mixer, transform=FeedForward(width=width, hidden=2 * width, norm=norm))
     return ModelSpec(

@@ -18,7 +18,7 @@ from meshwright.spec.cluster import Collective, Precision
 
 MESSAGE_BYTES = (4, 4 * 2**10, 64 * 2**10, 2**20, 4 * 2**20, 16 * 2**20)
 PEER_TIMEOUT = timedelta(seconds=120)
-_TURNS = 3
+_TURNS, _TURN_SECONDS = 3, 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +153,7 @@ def _collective_seconds(
     return sum(found[:2]) / 2
 
 
-def _together(dist: Any, *, sizes: Sequence[int], rank: int, seconds: float = 0.7) -> tuple[tuple[int, float], ...]:
+def _together(dist: Any, *, sizes: Sequence[int], rank: int) -> tuple[tuple[int, float], ...]:
     """Passes of layers a second that the first n workers finish when they all compute at once, the others idle.
 
     Sizes take turns, as the machine may change its pace; the median of each counts.
@@ -167,7 +167,7 @@ def _together(dist: Any, *, sizes: Sequence[int], rank: int, seconds: float = 0.
         dist.barrier()
         done, start = 0, time.perf_counter()
         if rank < size:
-            while time.perf_counter() < start + seconds:
+            while time.perf_counter() < start + _TURN_SECONDS:
                 both_ways()
                 done += 1
         speed = torch.tensor([done / max(time.perf_counter() - start, 1e-9) if done else 0.0])

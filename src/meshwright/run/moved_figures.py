@@ -155,11 +155,11 @@ _NARROW = 0.2
 
 
 def figures_of(cluster: ClusterSpec) -> tuple[Figure, ...]:
-    """Those that steps on `cluster` can tell: nothing between nodes where there is one, and of what an accelerator's
-    host takes beside kernels nothing where it was not measured, for that is hidden."""
+    """Those that steps on `cluster` can tell: nothing between nodes where there is one, of what an accelerator's host
+    takes beside kernels nothing where it was not measured, for that is hidden, and none that has no value to move."""
     told = FIGURES if cluster.groups[0].num_nodes > 1 else [figure for figure in FIGURES if figure is not _BETWEEN]
     hidden = cluster.groups[0].device.kind is not DeviceKind.CPU
-    return tuple(figure for figure in told if figure.read(cluster) or not hidden)
+    return tuple(figure for figure in told if figure.read(cluster) or (figure.start and not hidden))
 
 
 def spread_of(figure: Figure, cluster: ClusterSpec) -> float:

@@ -1,12 +1,16 @@
-"""What this process does for a while when a signal comes."""
+"""Signals: what this process does for a while when one comes, and one sent to another process."""
 
 from __future__ import annotations
 
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+import psutil
+
+TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # which ask a run to save and stop
 
 
 @contextmanager
@@ -39,3 +43,9 @@ def interrupted_by_signals() -> Iterator[None]:
 
     with heeding((signal.SIGTERM, signal.SIGHUP), handle):
         yield
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    """The process has the signal, where it still runs; another one that has been given its number since does not."""
+    with suppress(psutil.Error):
+        process.send_signal(number)

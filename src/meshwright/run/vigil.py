@@ -21,6 +21,7 @@ _MOST_SECONDS = 2.0  # of one look: while this process is suspended nobody is wa
 _MARGIN_SECONDS = 0.5  # others that wait are to say so first
 _LONG_SECONDS = 1800.0
 _LONG = frozenset({Section.BUILD, Section.SAVE, Section.RESTORE})
+STACK_SECONDS = 0.4  # in which a rank that is asked for its stacks writes them
 _TIMES = 10.0  # as long as the longest of its kind in this launch
 _IDLE = 0.05  # of one core, in the second half of the time
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import product
 from typing import Any
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import AMOUNTS, FULL, BlockBytes
+from meshwright.cost.evaluate import effective
 from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.memory import memory
 from meshwright.cost.offload import away_seconds, optimizes_away
@@ -126,7 +127,7 @@ class Bounds:
 
         Rows side by side that differ only in the ranks that state is sharded over have one work.
         """
-        table = _effective(table)
+        table = effective(table)
         blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=table.slices > 1)
         alike = np.stack([at, table.layout, table.schedule, table.slices, table.microbatches])
         starts = np.flatnonzero(np.append(True, (alike[:, 1:] != alike[:, :-1]).any(axis=0)))
@@ -264,7 +265,7 @@ class Bounds:
         They are the first of those with most parameters in layers, the first rank and the last. Infinite where their
         host has no room for what is offloaded.
         """
-        table = _effective(table)
+        table = effective(table)
         blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=table.slices > 1)
         arrays, layout = self._count(table), table.layout[:, None]
         ends = self._fullest[table.layout, :ranks]
@@ -309,11 +310,6 @@ class Bounds:
             largest = (self._arrays.total[..., :-1] @ layers).argmax(axis=1)
             self._fullest = np.stack([largest, 0 * last, last], axis=1)
         return self._arrays
-
-
-def _effective(table: PlanTable) -> PlanTable:
-    """Sharding over one rank is none."""
-    return replace(table, sharding=np.where(table.divided > 1, table.sharding, 0))
 
 
 def _summed(counts: Floats, each: Floats) -> Floats:

@@ -120,7 +120,7 @@ def expected_seconds(design: Design, report: Report) -> float:
 
 def candidate(design: Design, report: Report) -> Candidate:
     """The figures of the plan of `design` that a ranked table shows."""
-    tightest = min(report.memory, key=lambda stage: stage.capacity - stage.total)
+    tightest = report.fullest
     whole = report.outlook
     return Candidate(
         plan=design.plan,

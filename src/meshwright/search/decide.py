@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright.search.advice import advise, advise_apart, advise_filled, advise_masks, advise_stack, advise_wider
 from meshwright.search.alternatives import Alternatives
@@ -48,7 +47,6 @@ WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out s
 FRONT = 8  # plans of the front that are shown
 REACH = 2.0  # how much slower than the fastest a plan of the front may be
 RUNTIME = frozenset({Scope.RUNTIME})
-Ids = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
-import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost import PlanTable
@@ -24,9 +23,8 @@ from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.synchronize import MEETINGS
-from meshwright.spec.units import format_bytes, format_percent, format_seconds, format_times
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_percent, format_seconds, format_times
 
-Ids = npt.NDArray[np.int64]
 DIMENSIONS = (
     "precision",
     "tensor",
@@ -44,7 +42,6 @@ DIMENSIONS = (
 )
 NUMERICS = ("precision", "sync")  # dimensions whose every other value has a line of its own
 MANIFOLD = 2.0  # of a step: what is more is told in times it
-SEEN = 0.0005  # of a probability: less is not seen where it is told
 
 
 LaidOut = Callable[[Sequence[Alternatives]], Sequence[tuple[Design, Report]]]
@@ -162,7 +159,7 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
     ours, theirs = (worth(each.plan, parameters=chosen.model.parameters) for each in (chosen, made))
     ranked = ranked_behind(report, other, objective=objective, counts=(ours, theirs))
     cause = _cause(report, other, share=share, slower=change > 0)
-    return f"{head} would take {much}{told}: {cause}{'' if change > 0 else f'; {ranked}'}"
+    return f"{head} would take {much}{told}: {cause}{'' if change > 0 else f'; but {ranked}'}"
 
 
 def _on_devices(chosen: Design, made: Design) -> str:
@@ -174,7 +171,7 @@ def _on_devices(chosen: Design, made: Design) -> str:
 def ranked_behind(
     report: Report, other: Report, *, objective: Objective, counts: tuple[float, float] = (1.0, 1.0)
 ) -> str:
-    """`but 19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
+    """`19 of 20 of its steps stay under 21 s, not 20 s, and it fits with 94.9 %, not 98.9 %`: the figures that
     rank a plan of report `other` behind one of `report` though it has less of what the objective minimises; all of
     them where none does. Where that is cost and devices differ, steps are told in device-seconds; a step of the two
     `counts` for so many, of `report` first, where learners or compressed gradients take more to the same loss."""
@@ -184,14 +181,14 @@ def ranked_behind(
     fits = [1.0 if each.fit_probability is None else each.fit_probability for each in (other, report)]
     steps = f"19 of 20 of its steps stay under {shown[0]}, not {shown[1]}"
     chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
-    slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > SEEN
+    slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > LEAST_SHARE
     told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
     if counts[0] != counts[1]:
         more = (
             f"to the same loss it takes {counts[1]:.3g} times the steps of ranks that meet in each, not {counts[0]:.3g}"
         )
         told = [steps, more]
-    return f"but {', and '.join(told)}"
+    return ", and ".join(told)
 
 
 def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:

@@ -14,7 +14,7 @@ def memory_fits(design: Design) -> Problem | None:
     report = cost.predict(design)
     if report.fits:
         return None
-    worst = max(report.memory, key=lambda stage: stage.over)
+    worst = report.tightest
     largest = max(worst.parts.items(), key=lambda part: part[1])
     return Problem(
         where=f"plan (pipeline rank {worst.rank})",

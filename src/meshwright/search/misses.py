@@ -66,12 +66,13 @@ def nothing_fits(
     row, costs = _closest(found.prices), found.prices
     words = row_words(found.table, row)
     what = f"no plan of {found.space.count:,} fits; the closest ({words}) {costs.need(row)}"
-    fixes = [
-        f"without {where} {_least_need(relaxed)}"
+    closer = [
+        (where, relaxed)
         for where, relaxed in _relaxed(model, cluster, job, explored)
         if relaxed.prices.fits.any() or relaxed.prices.filled[_closest(relaxed.prices)] < costs.filled[row]
     ]
-    if not fixes or "and fits" not in " ".join(fixes):
+    fixes = [f"without {where} {_least_need(relaxed)}" for where, relaxed in closer]
+    if not any(relaxed.prices.fits.any() for _, relaxed in closer):
         fixes.append(_more_devices(model, cluster, job, explored))
     return (Problem(where="memory", what=what, why="rule memory-fits", fix="; ".join(fixes)),)
 

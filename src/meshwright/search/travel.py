@@ -21,7 +21,6 @@ from meshwright.spec.plan import Sharding
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 _ZERO1, _ZERO2, _ZERO3 = (
     SHARDINGS.index(kind) for kind in (Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)
 )

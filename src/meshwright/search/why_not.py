@@ -20,7 +20,7 @@ from meshwright.search.worth import worth
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Plan
-from meshwright.spec.report import Gap, Report, StageMemory, diff
+from meshwright.spec.report import Gap, Report, diff
 from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import format_bytes, format_percent, format_seconds
 
@@ -175,10 +175,10 @@ def _ranked(answer: WhyNot, found: Best, verdict: Verdict) -> str:
         answer.chosen_report, found.report, objective=found.design.job.objective, counts=(ours, theirs)
     )
     if verdict is Verdict.BETTER and answer.sentences:
-        return f"{said[4].upper()}{said[5:]}: it is the better plan, if the job may have it."
+        return f"{said[0].upper()}{said[1:]}: it is the better plan, if the job may have it."
     if verdict is Verdict.BETTER:
-        return f"{said[4].upper()}{said[5:]}: it is the better plan, which the search had left out; fix these settings."
-    return f"It is ranked behind all the same: {said.removeprefix('but ')}."
+        return f"{said[0].upper()}{said[1:]}: it is the better plan, which the search had left out; fix these settings."
+    return f"It is ranked behind all the same: {said}."
 
 
 def _device_seconds(plan: Plan, report: Report) -> float:
@@ -244,7 +244,7 @@ def _leanest(named: Question) -> Best | None:
 def _too_large(answer: WhyNot, decision: Decision, lean: Best, nearest: Best | None) -> WhyNot:
     made = replace(decision.design, plan=lean.design.plan)
     report = vary.repriced(made, made.cluster)
-    worst: StageMemory = max(report.memory, key=lambda stage: stage.over)
+    worst = report.tightest
     part, size = max(worst.parts.items(), key=lambda entry: entry[1])
     said = (
         f"Plans with {words(answer.settings)} are legal and none fits: the leanest ({made.plan.describe()}) "

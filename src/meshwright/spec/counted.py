@@ -13,15 +13,6 @@ def count_gaps(predicted: Report, counted: Report) -> tuple[Gap, ...]:
     return tuple(gap for gap in (*_lines(predicted, counted), *_memory(predicted, counted)))
 
 
-def differing(gaps: tuple[Gap, ...], *, tolerance: float = 0.0) -> tuple[Gap, ...]:
-    """Those whose figures differ by more than `tolerance` of the larger one."""
-    return tuple(
-        gap
-        for gap in gaps
-        if abs(gap.measured - gap.predicted) > tolerance * max(abs(gap.measured), abs(gap.predicted))
-    )
-
-
 def _lines(predicted: Report, counted: Report) -> Iterator[Gap]:
     names = dict.fromkeys(line.name for report in (predicted, counted) for line in report.step.lines)
     for name in names:

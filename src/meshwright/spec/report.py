@@ -118,6 +118,9 @@ class StageMemory:
         return self.allocated / self.filled
 
 
+_NO_MEMORY = StageMemory(rank=0, parts={}, capacity=0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What one plan costs. The lines under `step` sum to its seconds (`balanced` says so).
@@ -174,6 +177,16 @@ class Report:
     @property
     def fits(self) -> bool:
         return all(stage.over <= 0.0 for stage in self.memory)
+
+    @property
+    def fullest(self) -> StageMemory:
+        """The pipeline rank with least room left on its device."""
+        return min(self.memory, key=lambda stage: stage.capacity - stage.total, default=_NO_MEMORY)
+
+    @property
+    def tightest(self) -> StageMemory:
+        """The pipeline rank with least room left, on its device or in the host's memory."""
+        return max(self.memory, key=lambda stage: stage.over, default=_NO_MEMORY)
 
     @property
     def total_seconds(self) -> float:

@@ -172,6 +172,9 @@ def format_seconds(seconds: float) -> str:
     raise AssertionError("unreachable")
 
 
+LEAST_SHARE = 0.0005  # a share of less is shown as 0.0 %
+
+
 def format_percent(fraction: float) -> str:
     """`42.0 %`; what rounds to nothing has no sign."""
     return f"{100.0 * fraction:.1f} %".replace("-0.0 %", "0.0 %")

@@ -29,7 +29,7 @@ from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.whereabouts import Section
 from meshwright.train.run import Run
 
-BUCKET_BYTES = 32 * 2**20
+_SENT_BYTES = 32 * 2**20  # of gradients that meet those of the other replicas at once
 _LIMB = 16  # bits of a fingerprint that are summed as one number, which fp64 does exactly
 _LIMBS = BITS // _LIMB
 
@@ -349,7 +349,7 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
     bucket = list(islice(left, 1))
     size = sum(x.nbytes for x in bucket)
     for gradient in left:
-        if size + gradient.nbytes > BUCKET_BYTES or gradient.dtype is not bucket[0].dtype:
+        if size + gradient.nbytes > _SENT_BYTES or gradient.dtype is not bucket[0].dtype:
             yield bucket
             bucket, size = [], 0
         bucket.append(gradient)

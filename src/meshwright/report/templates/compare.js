@@ -65,7 +65,7 @@ const between = (plan) => `${formatSeconds(plan.step_seconds * plan.error_band[0
 const verdict = (left, right, numbers) => {
   const change = right.step_seconds / left.step_seconds - 1;
   const sum = (plan) => plan.memory.parts.reduce((total, [, count]) => total + count, 0), room = sum(right) - sum(left);
-  const pace = Math.abs(change) < 0.0005 ? "takes as long as" : `takes ${formatPercent(Math.abs(change))} ${change > 0 ? "more" : "less"} time than`;
+  const pace = Math.abs(change) < leastShare ? "takes as long as" : `takes ${formatPercent(Math.abs(change))} ${change > 0 ? "more" : "less"} time than`;
   const size = Math.abs(room) < 1 ? "in as much memory" : `and ${formatBytes(Math.abs(room))} ${room > 0 ? "more" : "less"} memory`;
   const bands = left.error_band[1] * left.step_seconds > right.error_band[0] * right.step_seconds && right.error_band[1] * right.step_seconds > left.error_band[0] * left.step_seconds;
   const sure = left.error_band[1] > left.error_band[0] ? ` Their bands are ${between(left)} and ${between(right)}${bands ? "; they overlap, but an error that both plans share does not change their order" : ""}.` : "";

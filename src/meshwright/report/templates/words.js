@@ -17,5 +17,6 @@ const formatBytes = (count) => {
   while (size >= 0.9995 * 1024 && index + 1 < names.length) { size /= 1024; index += 1; }
   return `${count < 0 ? "-" : ""}${Number.isInteger(size) ? size.toLocaleString("en-US") : three(size)} ${names[index]}`;
 };
+const leastShare = 0.0005;
 const formatPercent = (fraction) => (100 * fraction).toFixed(1) + " %";
 const signed = (show, value) => (value >= 0 ? "+" : "") + show(value);

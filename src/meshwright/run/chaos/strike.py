@@ -15,6 +15,7 @@ import psutil
 
 from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.watch import Watch
+from meshwright.run.signals import send
 from meshwright.spec.faults import CheckpointPart, Fault, FaultKind
 from meshwright.train.checkpoint.find import Checkpoint
 from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST
@@ -232,5 +233,4 @@ def _turn_bits(file: Path) -> None:
 
 def _signal(targets: Sequence[psutil.Process], number: signal.Signals) -> None:
     for process in targets:
-        with suppress(psutil.Error):
-            process.send_signal(number)
+        send(process, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from meshwright.run.elastic.halted import is_stopped
 from meshwright.run.elastic.homes import Home
 from meshwright.run.failure import Failure
 from meshwright.run.launch import WORKER_MODULE, Agent, config_of
+from meshwright.run.signals import send
 
 _MONITOR_SECONDS = 0.05
 
@@ -114,12 +114,11 @@ class Crew:
     def end_stopped(self, name: str, *, pid: int, late: bool) -> bool:
         """Whether the worker, which others wait for in vain, is ended now: where it is stopped, or `late` at all."""
         with suppress(psutil.Error):
-            late = late or is_stopped(psutil.Process(pid))
-        if not late:
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return True
+            process = psutil.Process(pid)
+            late = late or is_stopped(process)
+            if late:
+                send(process, signal.SIGKILL)
+        return late
 
     def failures(self, ranks: Mapping[str, int]) -> dict[int, ProcessFailure]:
         """What torch's agents say of those of the workers in `ranks` that failed, by rank."""

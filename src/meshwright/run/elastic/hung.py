@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ import psutil
 from meshwright.run.elastic.board import Board, Epoch, Left
 from meshwright.run.elastic.crew import Crew
 from meshwright.run.elastic.halted import Halted
-from meshwright.run.vigil import Stood, Vigil, computed, stood_still
+from meshwright.run.signals import send
+from meshwright.run.vigil import STACK_SECONDS, Stood, Vigil, computed, stood_still
 from meshwright.spec.incident import Incident, Trouble
 from meshwright.spec.units import format_seconds
 from meshwright.train.observe import incidents
@@ -23,7 +23,6 @@ from meshwright.train.observe.inquest import inquest, stood_in
 from meshwright.train.observe.whereabouts import last_seen
 
 _DOUBT_SECONDS = 0.5  # for which one that others name does nothing before it is ended
-_STACK_SECONDS = 0.4
 _IDLE = 0.05
 WAITED_FOR = "did not come to where the others waited: hung or stopped"
 
@@ -61,10 +60,10 @@ class Hung:
             if name not in self._asked:
                 self._asked[name], self.stood[name] = time.time(), each
                 self.tell(name, stood_still([each]).what, rank=each.rank)
-                _signal(processes[name], signal.SIGUSR2)
+                send(processes[name], signal.SIGUSR2)
         for name, since in self._asked.items():
-            if name in processes and time.time() - since > _STACK_SECONDS:
-                _signal(processes[name], signal.SIGKILL)
+            if name in processes and time.time() - since > STACK_SECONDS:
+                send(processes[name], signal.SIGKILL)
 
     def form(self, epoch: Epoch, ranks: Mapping[str, int]) -> None:
         """Those of `ranks` that are stopped for too long are ended while others, who have come into `epoch`, wait for
@@ -120,7 +119,7 @@ class Hung:
             if seconds >= self.patience_seconds:
                 words = f"rank {ranks[name]} was stopped for {format_seconds(seconds)} and did not go on"
                 self.tell(name, words, rank=ranks[name])
-                _signal(processes[name], signal.SIGKILL)
+                send(processes[name], signal.SIGKILL)
         return stopped
 
     def _idle(self, missing: Mapping[str, int], suspects: Sequence[int]) -> set[str]:
@@ -149,8 +148,3 @@ class Hung:
     def _is_running(self, name: str) -> bool:
         """Whether it does, on this host."""
         return self.crew.is_here(name) and not self.crew.has_ended(name)
-
-
-def _signal(process: psutil.Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, number)

@@ -174,7 +174,7 @@ class _Member:
         design = self.outlook.design(epoch)
         rank = design.plan.rank_on(epoch.members.index(self.name))
         if not self.board.arrive(epoch, self.name):
-            return self._left(error="another rank ended before all had come: connection closed by peer")
+            return self._left(error="another rank ended before all had come")
         lines = Lines(self.board, epoch, name=self.name)
         with (
             _terminal(shown=epoch.screen and rank == 0) as screen,
@@ -275,7 +275,7 @@ class _Member:
         gc.enable()
         self.shelf.tidy()
         if plan.learners > 1 and self.board.is_broken(epoch):
-            raise RuntimeError("another rank is lost, which the launcher told: connection closed by peer")
+            raise failure.LostPeers("another rank is lost, which the launcher told", None)
         if rank == 0 and not self.board.is_at_work(epoch):
             self.board.note_at_work(epoch)
         return rank == 0 and self.board.is_change_asked(epoch)

@@ -74,7 +74,6 @@ def take_part(
     session: str,
     begin_with: Path | None = None,
     stop_at: float | None = None,
-    seconds: float = MEETING_SECONDS,
 ) -> int:
     """The run has ended on all nodes, of which this is `node`, and its exit code is the same on each.
 
@@ -119,7 +118,7 @@ def take_part(
             begun = design
             gathered.attempt(lambda: _begin(begun, run_dir, again=begin_with is not None))
         greeting = replace(greeting, problems=tuple(gathered.problems))
-        met = meet(greeting, head=head, run_dir=run_dir, say=_say, seconds=seconds)
+        met = meet(greeting, head=head, run_dir=run_dir, say=_say, seconds=MEETING_SECONDS)
         assert design is not None
         assert mine is not None
         if elastic is not None:

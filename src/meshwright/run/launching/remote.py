@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshwright.run.launching.ssh import Named, log_of
-from meshwright.run.signals import heeding
+from meshwright.run.signals import TO_STOP, heeding
 from meshwright.spec.errors import ExitCode, Problem, WorkerFailed
 
 Say = Callable[[str], None]
 Show = Callable[[str, str], None]  # (host, line)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _LOOK_SECONDS = 0.1
 # From the first host that fails: the others find that it is gone, and then save what they have.
 _FOLLOWING_SECONDS = 60.0
@@ -153,7 +152,7 @@ def _forwarding(running: Sequence[_Running], say: Say) -> Iterator[None]:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
             say(f"{name}: every host is asked to {word}" + ("; once more stops at once" if word == "save" else ""))
 
-    with heeding(_SIGNALS, handle):
+    with heeding(TO_STOP, handle):
         yield
 
 

@@ -17,6 +17,8 @@ from meshwright.train.checkpoint.manifest import COMMITTED, FileRecord, Manifest
 from meshwright.train.checkpoint.peers import Peers
 from meshwright.train.disk import file_system
 
+_REPLACED = ".replaced"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
@@ -97,14 +99,18 @@ def _commit(begun: Path, final: Path, manifest: Manifest, retention: Retention) 
     write_manifest(begun, replace(manifest, index=digest_of(begun / stored.INDEX)))
     _flush_folder(begun)
     # What is replaced stays a whole checkpoint, under another name, until the new one is.
-    replaced = final.with_name(f"{final.name}.replaced")
-    if final.exists():
-        final.rename(replaced)
+    replaced = final.with_name(final.name + _REPLACED)
+    if isinstance(open_checkpoint(final), Checkpoint) or not replaced.exists():
+        _remove(replaced)
+        if final.exists():
+            final.rename(replaced)
+    else:
+        _remove(final)
     begun.rename(final)
     seal(final)
     _flush_folder(final)
     _flush_folder(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _remove(replaced)
     _retain(final.parent, retention)
 
 
@@ -117,11 +123,15 @@ def forget(directory: Path, *, after: int) -> None:
 
 
 def _retain(directory: Path, retention: Retention) -> None:
-    """Complete checkpoints that `retention` does not name, and halves of saves that never ended, are gone."""
-    newer = 0
+    """Complete checkpoints that `retention` does not name, those that were saved again, and halves of saves that never
+    ended, are gone."""
+    newer, whole = 0, set[str]()
     for folder in folders(directory):
         opened = open_checkpoint(folder)
-        if isinstance(opened, Checkpoint):
+        if folder.suffix == _REPLACED and folder.stem in whole:
+            _remove(folder)
+        elif isinstance(opened, Checkpoint):
+            whole.add(folder.name)
             if not retention.stays(opened.step, newer=newer):
                 _remove(folder)
             newer += opened.step not in retention.pinned

@@ -36,7 +36,7 @@ def listening(log: CollectiveLog) -> Iterator[None]:
         if number is None:
             ranks = tuple(dist.get_process_group_ranks(group))
             number = log.know(Group(name=group.group_name, ranks=ranks, described=group.group_desc))
-        peer = args[1] if operation in BETWEEN_TWO and name in _DIRECTED else -1
+        peer = args[1] if operation in BETWEEN_TWO and name in BETWEEN_TWO else -1
         slot = log.enter(number, operation, _bytes_of(args), peer=peer)
         began = time.perf_counter()
         work = original(group, *args, **kwargs)
@@ -70,9 +70,6 @@ def listening(log: CollectiveLog) -> Iterator[None]:
 
     with around_calls(call), around_waits(wait), around_functional_waits(wait_functional):
         yield
-
-
-_DIRECTED = frozenset({"send", "recv"})
 
 
 def _bytes_of(args: tuple[Any, ...]) -> int:

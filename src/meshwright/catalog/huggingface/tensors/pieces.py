@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -179,10 +178,6 @@ class Pieces:
         self.add(f"{ours}.weight", f"{theirs}.weight", shape, planes=planes, transposed=transposed, cut=weight_cut)
         if bias:
             self.add(f"{ours}.bias", f"{theirs}.bias", shape[:1], planes=planes, cut=cut)
-
-
-def elements(shape: Shape) -> int:
-    return math.prod(shape)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
