@@ -120,7 +120,13 @@ def test_ranks_that_hold_nothing_of_a_small_parameter_do_not_decide_its_step(poo
 
 @pytest.mark.slow
 def test_small_parameters_of_many_shards_go_to_one_device(pool: Pool, tmp_path: Path) -> None:
-    check_resume(pool, tmp_path, all_models()["sinks"], Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8), (ONE,))
+    check_resume(
+        pool,
+        tmp_path,
+        all_models()["sinks"],
+        Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8),
+        (Layout(batch=8),),
+    )
 
 
 def test_names_are_those_of_the_whole_model_and_whole_values_load(pool: Pool) -> None:
