@@ -40,7 +40,7 @@ LAYOUTS = {
     "sharded": Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=8),
     "zero1": Layout(replicate=2, shard=2, sharding=Sharding.OPTIMIZER, batch=8),
     "pipeline": Layout(replicate=2, pipeline=2, batch=4, kind=ScheduleKind.ONE_F_ONE_B),
-    "tensor": Layout(replicate=2, tensor=2, batch=4, sequence_parallel=True),
+    "tensor": Layout(replicate=2, tensor=2, batch=8, sequence_parallel=True),
 }
 STEPS = 8
 FOUR = Layout(replicate=4, batch=12)
