@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,25 +16,51 @@ from tests.cost.block_cases import BLOCKS, priced, works
 from tests.cost.saved_tensors import Setting, count_flops, count_step_flops, kept, saved_once
 
 _WHOLE = (Recompute.NONE, Recompute.FULL)
+LAYERS = [name for name, block in BLOCKS.items() if isinstance(block, Layer)]
+BF16 = Setting(compute=torch.bfloat16)
+MANY = (Setting(), BF16, replace(BF16, sequence=512), replace(BF16, accelerator=True))
+WIDE = Setting(compute=torch.float64, sequence=256, batch=3)
 
 
-def settings(name: str) -> list[Setting]:
-    """Every precision, sequences that processors attend in fp32 and longer ones, every recompute, both devices."""
-    kinds = tuple(Recompute) if isinstance(BLOCKS[name], Layer) else (Recompute.NONE,)
-    return [
-        *(Setting(recompute=kind) for kind in kinds),
-        *(Setting(compute=torch.bfloat16, recompute=kind) for kind in kinds[:2]),
-        *(Setting(compute=torch.bfloat16, recompute=kind, sequence=512) for kind in kinds[:2]),
-        *(Setting(compute=torch.bfloat16, recompute=kind, accelerator=True) for kind in kinds[:2]),
-        Setting(compute=torch.float64, sequence=256, batch=3),
-    ]
+def first_of_each(names: list[str]) -> list[str]:
+    """The first layer of every pair of parts, of whole and of thin matrices, and of each way to end."""
+    found = {}
+    for name in names:
+        block = BLOCKS[name]
+        ends = works(block, MANY[-1])[-1].closes
+        found.setdefault((type(block.mixer), type(block.transform), bool(block.ranks), ends), name)
+    return list(found.values())
+
+
+FIRST = first_of_each(LAYERS)
+
+
+def slow_but(quick: Callable[[str], bool]) -> list[Any]:
+    """All layers, those that are not `quick` marked slow."""
+    return [name if quick(name) else pytest.param(name, marks=pytest.mark.slow) for name in LAYERS]
+
+
+def hold(name: str, settings: Iterable[Setting]) -> None:
+    for setting in settings:
+        told = priced(BLOCKS[name], setting)
+        assert kept(BLOCKS[name], setting) == told.kept[0] + told.logits[0], setting
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_what_a_block_keeps_is_told_byte_for_byte(name):
-    for setting in settings(name):
-        told = priced(BLOCKS[name], setting)
-        assert kept(BLOCKS[name], setting) == told.kept[0] + told.logits[0], setting
+    """In every precision, of sequences that processors attend in fp32 and of longer ones, on both devices."""
+    hold(name, (*MANY, WIDE))
+
+
+@pytest.mark.parametrize("name", slow_but(lambda name: name in FIRST or BLOCKS[name].mixer is not None))
+def test_so_it_is_where_scores_are_computed_again(name):
+    """A layer without scores keeps as much as before."""
+    hold(name, (replace(setting, recompute=Recompute.SELECTIVE) for setting in MANY))
+
+
+@pytest.mark.parametrize("name", slow_but(FIRST.__contains__))
+def test_a_layer_that_is_computed_again_keeps_what_is_told(name):
+    hold(name, (Setting(recompute=Recompute.FULL),))
 
 
 @pytest.mark.parametrize("name", ["window", "grouped", "soft cap", "latent, equal widths"])
@@ -51,7 +79,7 @@ def test_autograd_holds_what_it_saved_and_nothing_else(name):
     assert kept(BLOCKS[name], setting) == saved_once(BLOCKS[name], setting)
 
 
-@pytest.mark.parametrize("name", [name for name, block in BLOCKS.items() if isinstance(block, Layer)])
+@pytest.mark.parametrize("name", slow_but(FIRST.__contains__))
 def test_what_is_computed_again_ends_before_the_last_product_that_nothing_needs(name):
     setting = Setting(compute=torch.bfloat16, accelerator=True)
     once, again = (count_step_flops(BLOCKS[name], replace(setting, recompute=kind)) for kind in _WHOLE)

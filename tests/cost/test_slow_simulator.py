@@ -14,6 +14,7 @@ from tests.cost.slow_device import BESIDE_WORK, Device
 from tests.cost.slow_network import Network
 from tests.cost.slow_simulator import slow_seconds
 from tests.cost.slow_work import keys_seen
+from tests.support.sampled import sampled
 
 PLANS = 120
 
@@ -33,7 +34,7 @@ def test_rank_correlation():
     assert spearman([1.0, 1.0, 2.0], [3.0, 3.0, 9.0]) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, quick=2))
 def test_plans_rank_as_in_the_slow_simulator(name):
     at, table = case(name), sample(name, count=PLANS, seed=1)
     fast = evaluate(table, model=at.model, cluster=at.cluster, job=at.job).step_seconds

@@ -16,15 +16,15 @@ from tests.support.designs import Layout, design, sharded
 from tests.support.models import all_models, gpt
 from tests.support.pool import Pool
 
-ONE = Layout(batch=8)
-PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
-CHUNKS = Layout(pipeline=2, chunks=2, kind=ScheduleKind.INTERLEAVED, replicate=2, batch=8)
-TENSOR = Layout(tensor=2, shard=2, sharding=Sharding.GRADIENTS, sequence_parallel=True, batch=8)
-SHARDS = Layout(shard=4, sharding=Sharding.OPTIMIZER, batch=8)
-CONTEXT = Layout(context=2, shard=2, sharding=Sharding.PARAMETERS, exchange=Exchange(inner=2), batch=8)
-TOKENS = Layout(context=2, pipeline=2, batch=8)
-SQUARE = Layout(tensor=4, microbatch=2, batch=8, tensor_grid=TensorGrid.SQUARE)
-WIDE = Layout(shard=2, tensor=2, pipeline=2, sharding=Sharding.PARAMETERS, batch=8)
+ONE = Layout(batch=4)
+PIPELINE = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=4)
+CHUNKS = Layout(pipeline=2, chunks=2, kind=ScheduleKind.INTERLEAVED, replicate=2, batch=4)
+TENSOR = Layout(tensor=2, shard=2, sharding=Sharding.GRADIENTS, sequence_parallel=True, batch=4)
+SHARDS = Layout(shard=4, sharding=Sharding.OPTIMIZER, batch=4)
+CONTEXT = Layout(context=2, shard=2, sharding=Sharding.PARAMETERS, exchange=Exchange(inner=2), batch=4)
+TOKENS = Layout(context=2, pipeline=2, batch=4)
+SQUARE = Layout(tensor=4, microbatch=2, batch=4, tensor_grid=TensorGrid.SQUARE)
+WIDE = Layout(shard=2, tensor=2, pipeline=2, sharding=Sharding.PARAMETERS, batch=4)
 
 
 def of(layout: Layout, model: ModelSpec | None = None) -> Design:
@@ -32,7 +32,7 @@ def of(layout: Layout, model: ModelSpec | None = None) -> Design:
 
 
 def test_blocks_that_are_sharded_in_unlike_ways_go_on_as_others_do(pool: Pool, tmp_path: Path) -> None:
-    alike = Layout(shard=2, sharding=Sharding.PARAMETERS, batch=8)
+    alike = Layout(shard=2, sharding=Sharding.PARAMETERS, batch=4)
     unlike = sharded(of(alike), "331123")
     expected = pool.run(train, unlike, str(tmp_path / "unlike"), 2, 2, ranks=2)[0]
     for folder, source, target in (("unlike", unlike, of(alike)), ("alike", of(alike), unlike)):
@@ -120,7 +120,13 @@ def test_ranks_that_hold_nothing_of_a_small_parameter_do_not_decide_its_step(poo
 
 @pytest.mark.slow
 def test_small_parameters_of_many_shards_go_to_one_device(pool: Pool, tmp_path: Path) -> None:
-    check_resume(pool, tmp_path, all_models()["sinks"], Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8), (ONE,))
+    check_resume(
+        pool,
+        tmp_path,
+        all_models()["sinks"],
+        Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8),
+        (Layout(batch=8),),
+    )
 
 
 def test_names_are_those_of_the_whole_model_and_whole_values_load(pool: Pool) -> None:

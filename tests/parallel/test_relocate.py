@@ -39,18 +39,18 @@ def pool() -> Iterator[Pool]:
 
 Pair = tuple[Draw, Draw, Processes, Processes]
 ZERO3 = Sharding.PARAMETERS
-SHARDS = Layout(shard=4, sharding=ZERO3, batch=8)
-STAGES = Layout(pipeline=2, tensor=2, kind=ScheduleKind.ONE_F_ONE_B, batch=8)
+SHARDS = Layout(shard=4, sharding=ZERO3, batch=4)
+STAGES = Layout(pipeline=2, tensor=2, kind=ScheduleKind.ONE_F_ONE_B, batch=4)
 VIRTUAL = Layout(pipeline=2, chunks=2, kind=ScheduleKind.ZERO_BUBBLE_V, shard=2, sharding=Sharding.OPTIMIZER, batch=8)
-TWO = Layout(tensor=2, batch=8)
-ALONE = Layout(batch=8)
+TWO = Layout(tensor=2, batch=2)
+ALONE = Layout(batch=2)
 EVERY = (0, 1, 2, 3)
-SQUARE = Layout(tensor=4, microbatch=2, batch=8, tensor_grid=TensorGrid.SQUARE)
+SQUARE = Layout(tensor=4, microbatch=2, batch=4, tensor_grid=TensorGrid.SQUARE)
 SHARDED_SQUARE = replace(SQUARE, shard=2, sharding=ZERO3)
-CUBE = Layout(tensor=8, microbatch=4, batch=8, tensor_grid=TensorGrid.CUBE)
-ROWS = Layout(shard=2, sharding=Sharding.OPTIMIZER, batch=8)
+CUBE = Layout(tensor=8, microbatch=4, batch=4, tensor_grid=TensorGrid.CUBE)
+ROWS = Layout(shard=2, sharding=Sharding.OPTIMIZER, batch=4)
 GRID = Layout(
-    tensor=2, shard=2, sharding=ZERO3, sequence_parallel=True, experts=ExpertGrid(expert=2, tensor=1), batch=8
+    tensor=2, shard=2, sharding=ZERO3, sequence_parallel=True, experts=ExpertGrid(expert=2, tensor=1), batch=4
 )
 
 

@@ -225,11 +225,10 @@ def unlike(name: str) -> Design:
 FROZEN = {"frozen": frozenset({0, 1, 4, 5}), "frozen under tensor": frozenset({0, 1, 2, 9})}
 
 
-def laid(cases: dict) -> dict[str, Design]:
-    return {
-        name: designs.frozen(asked(layer, layout), FROZEN.get(name, frozenset()))
-        for name, (layer, layout) in cases.items()
-    }
+def laid(cases: dict, *, layers: int = 8) -> dict[str, Design]:
+    """Of so many layers, or of eight where some are frozen."""
+    made = {name: asked(*case, layers=8 if name in FROZEN else layers) for name, case in cases.items()}
+    return {name: designs.frozen(entry, FROZEN.get(name, frozenset())) for name, entry in made.items()}
 
 
 def away(cases: dict) -> dict[str, Design]:
@@ -297,7 +296,7 @@ def test_peaks_are_predicted() -> None:
     first = next(iter(UNLIKE))
     hold(
         {
-            **laid(CASES),
+            **laid(CASES, layers=4),
             **uneven(),
             **few_heads(),
             **away(AWAY),

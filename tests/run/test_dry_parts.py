@@ -21,10 +21,10 @@ BUFFERS = MemoryPart.BUFFERS.value
 
 def test_parts_of_peaks_have_the_names_that_they_are_predicted_under() -> None:
     """Among them gradients in eight bits of hybrids: what rounding leaves, and what is received beside what it is."""
-    plain = asked(DENSE, ROUNDED)
+    plain = asked(DENSE, ROUNDED, layers=4)
     eight = replace(plain, plan=replace(plain.plan, gradients=GradientSync(precision=Precision.INT8)))
-    entries = {"int8 hybrid": eight, "experts": asked(SPARSE, EXPERTS)}
-    entries |= {name: asked(*MORE[name]) for name in ("zero1", "halves of backwards")}
+    entries = {"int8 hybrid": eight, "experts": asked(SPARSE, EXPERTS, layers=4)}
+    entries |= {name: asked(*MORE[name], layers=4) for name in ("zero1", "halves of backwards")}
     found = hold(entries)
     workspace = workspace_bytes(MACHINES.groups[0].device, software=software("torch"))
     for (name, entry), ranks in zip(entries.items(), found, strict=True):

@@ -177,7 +177,7 @@ def test_a_dry_run_is_a_report_beside_the_prediction() -> None:
 @pytest.mark.parametrize("layout", [TokenLayout.CONTIGUOUS, TokenLayout.ZIGZAG])
 def test_of_context_ranks_the_one_with_most_scores_is_counted(layout: TokenLayout) -> None:
     """Of ranks that hold a sequence one behind the other the last sees all keys and the first but its own."""
-    made, length = case(Layout(context=4, batch=2, exchange=Exchange(layout=layout))), 4096
+    made, length = case(Layout(context=4, batch=2, exchange=Exchange(layout=layout)), layers=2), 4096
     job = replace(made.job, sequence_length=length, batch_tokens=2 * length)
     plan = replace(made.plan, cluster="4xH100", sequence_length=length)
     told = dry_run(replace(made, cluster=load_cluster("4xH100"), job=job, plan=plan))

@@ -27,6 +27,7 @@ from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import AxisName, Design, ExpertGrid, Plan
 from tests.search import search_samples as samples
+from tests.support.sampled import sampled
 
 LEGAL = frozenset({Scope.PLAN, Scope.SEARCH, Scope.MEMORY})
 NAMES = {"model": "small", "cluster": "box", "sequence_length": 128}
@@ -177,7 +178,7 @@ def test_why_tells_what_the_usual_order_would_cost() -> None:
     assert f"would take {100 * (ratio - 1):.1f} % more time" in line
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, quick=3))
 def test_no_order_beats_links_that_take_no_time(name: str) -> None:
     """What leaves rows out: a bound of every order, as nearly as the closed forms of schedules are."""
     model, cluster, job = CASES[name]

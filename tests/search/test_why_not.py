@@ -246,7 +246,7 @@ def settings_of(line: str) -> dict[str, int | str] | None:
 @pytest.mark.parametrize(
     ("model", "cluster", "sets"),
     [
-        ("llama-3.1-8b", "24xH100", ["batch_tokens=16Ki"]),
+        pytest.param("llama-3.1-8b", "24xH100", ["batch_tokens=16Ki"], marks=pytest.mark.slow),
         ("llama-2-7b", "4xA100-40GB", ["sequence_length=4096", "batch_tokens=256Ki"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -167,13 +168,24 @@ def test_a_signal_to_the_script_asks_every_host_to_save(number: signal.Signals, 
     # A shell that begins with SIGINT ignored, as those in the background do, cannot hear it.
     heard = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
     words = [sys.executable, "-c", heard, *shown(python, tmp_path, "one", "two")]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    told = [process.stdout.readline() for _ in range(2)]
-    assert all("--leash" in line for line in told)
-    process.send_signal(number)
-    assert process.stdout.read() == "left alone\n" * 2
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+    try:
+        assert all(b"--leash" in next_line(process) for _ in range(2))
+        process.send_signal(number)
+        told, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert told == b"left alone\n" * 2
     assert process.wait(60) == (ExitCode.SAVED if number != signal.SIGKILL else -number)
+
+
+def next_line(process: subprocess.Popen[bytes]) -> bytes:
+    """What it prints next, within a minute."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], 60)
+    assert ready, "nothing was printed for a minute"
+    return process.stdout.readline()
 
 
 def named(python: str, *hosts: str) -> list[Named]:
