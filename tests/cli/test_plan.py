@@ -226,3 +226,15 @@ def test_a_number_of_the_cluster_is_set_with_its_unit(capsys: pytest.CaptureFixt
         problem = capsys.readouterr().err
         assert f"--set {entry.split('=')[0]}" in problem
         assert told in problem
+
+
+def test_sequences_longer_than_the_model_has_positions_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ["plan", "--model", "llama-5m", "--cluster", "2xH100", "--top", "1", "--json"]
+    positions = catalog.load_model("llama-5m").max_positions
+    for length, warned in ((positions, False), (2 * positions, True)):
+        sets = ["--set", f"sequence_length={length}", "--set", f"batch_tokens={4 * length}"]
+        assert main([*long, *sets]) == 0
+        out, err = capsys.readouterr()
+        told = f"sequences of {length:,} tokens are longer than the {positions:,} positions"
+        assert (f"warning: {told}" in err) == warned
+        assert any(told in note for note in json.loads(out)["report"]["notes"]) == warned

@@ -117,6 +117,7 @@ def test_rounds_that_a_run_made_longer_are_told_by_all_that_tell_of_it(tmp_path:
         file.writelines(json.dumps({"step": step, "round_steps": every}) + "\n" for step, every in ((40, 12), (60, 16)))
     assert any(told in line for line in diagnose(folder).lines())
     assert any(told in line for line in explain(folder).sentences)
+    assert "every 16" in explain(folder).ways[0].words
     assert told in write_page([folder], tmp_path / "page.html").read_text()
 
 

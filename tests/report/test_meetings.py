@@ -18,7 +18,7 @@ from meshwright.report.run_files import RunFiles
 from meshwright.spec.compression import TopK
 from meshwright.spec.plan import Design, Sharding
 from meshwright.spec.report import LineName
-from meshwright.spec.synchronize import SyncKind
+from meshwright.spec.synchronize import SynchronizeSpec, SyncKind
 from meshwright.spec.units import format_bytes, format_seconds
 from tests.cost.cost_examples import design as example
 from tests.cost.cost_examples import llama, selene
@@ -175,3 +175,23 @@ def test_a_row_and_a_name_say_that_gradients_are_compressed() -> None:
     for words in (setting_words(compressed), compressed.describe()):
         assert "replicas meet in every step by topk of 0.01" in words
     assert "meet" not in setting_words(plan) + plan.describe()
+
+
+def test_losses_of_learners_are_told_where_the_job_asks_for_learners_or_is_advised_some() -> None:
+    """Where links are fast and the job allows none, nothing of learners is in question."""
+    fast = example(MODEL, selene(nodes=2), shard=16, sharding=Sharding.OPTIMIZER)
+    assert len(met_as(fast).ways) > 1
+    assert not any(line.startswith("Loss above that of every step") for line in told(fast))
+    asking = replace(fast, job=replace(fast.job, synchronize=SynchronizeSpec(kinds=(SyncKind.DILOCO,))))
+    losses = any(way.loss for way in met_as(asking).ways)
+    assert any(line.startswith("Loss above that of every step") for line in told(asking)) is losses
+    assert losses
+
+
+def test_ways_to_meet_are_priced_with_the_rounds_that_a_run_made() -> None:
+    design = met(SyncKind.DILOCO)
+    every = design.plan.gradients.rounds.every
+    planned, changed = (meetings(design, predict(design), every=one).ways[0] for one in (None, 4 * every))
+    assert f"{every:,}" in planned.words
+    assert f"{4 * every:,}" in changed.words
+    assert changed.step_seconds < planned.step_seconds

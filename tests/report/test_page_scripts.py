@@ -54,7 +54,7 @@ def test_scripts_show_no_less_of_a_share_than_python_does() -> None:
 def test_scripts_change_units_where_python_does() -> None:
     text = script("words.js")
     limits = {float(word) for word in re.findall(r"seconds < ([\d.e-]+)", text)} - {0.0}
-    assert limits == {1e-3, 1.0, 120.0, 7200.0, 172800.0}
+    assert limits == {0.9995e-3, 0.9995, 119.5, 7199.5, 172770.0}
     for limit in limits:
         below, at = (format_seconds(value).split()[1] for value in (limit * (1.0 - 1e-9), limit))
         assert below != at, limit

@@ -1,7 +1,16 @@
 from __future__ import annotations
 
-from meshwright.report.terminal import checkpoint_words
+from dataclasses import replace
+from io import StringIO
+
+from rich.console import Console
+
+from meshwright import catalog, search
+from meshwright.report.terminal import checkpoint_words, outlook
+from meshwright.search.fields import set_cluster
+from meshwright.spec.job import JobSpec
 from meshwright.spec.outlook import Outlook
+from tests.support import models
 
 
 def whole(*, every: float, stall: float, write: float) -> Outlook:
@@ -31,3 +40,19 @@ def test_a_checkpoint_says_what_it_stops_and_when_it_is_safe() -> None:
 def test_one_that_comes_before_the_last_is_written_is_said_to() -> None:
     hurried = checkpoint_words(whole(every=1.0, stall=0.006, write=2.4))
     assert hurried == "1 TiB; too often: each takes 2.40 s to write, and training waits for the one before"
+
+
+def shown(value: Outlook, *, price_per_hour: float | None) -> str:
+    console = Console(width=160, record=True, file=StringIO())
+    console.print(outlook(value, price_per_hour=price_per_hour))
+    return console.export_text()
+
+
+def test_the_price_of_the_devices_stands_beside_the_cost_and_how_to_give_one_where_there_is_none() -> None:
+    free = whole(every=100.0, stall=0.1, write=0.1)
+    paid = shown(replace(free, dollars=1234.0), price_per_hour=2.5)
+    assert "$2.50 an hour" in paid
+    assert "--set cluster.device.price_per_hour=" in shown(free, price_per_hour=None)
+    asked = search.Question(model=models.model(), cluster=catalog.load_cluster("2xRTX-4090"), job=JobSpec())
+    assert asked.cluster.price_per_hour is None
+    assert set_cluster(asked, ["cluster.device.price_per_hour=2.5"]).cluster.price_per_hour == 5.0

@@ -8,11 +8,13 @@ from io import StringIO
 from rich.console import Console
 
 from meshwright import cost
+from meshwright.report import terminal
 from meshwright.report.rows import layout_words
 from meshwright.report.settings import settings
 from meshwright.report.terminal import ranked
-from meshwright.search.candidate import candidate
+from meshwright.search.candidate import Decision, candidate
 from meshwright.spec.cluster import Precision
+from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Plan
 from tests.report import synthetic
 
@@ -55,3 +57,54 @@ def test_settings_name_the_devices_of_ranks_that_are_placed() -> None:
     assert dict(settings(DESIGN))["devices of the ranks"] == "as listed"
     placed = replace(DESIGN, plan=replace(DESIGN.plan, placement=(2, 3, 0, 1)))
     assert dict(settings(placed))["devices of the ranks"] == "2 to 3, 0 to 1"
+
+
+def page(decision: Decision, *, width: int = 160) -> str:
+    console = Console(width=width, record=True, file=StringIO())
+    console.print(terminal.decision(decision))
+    return console.export_text()
+
+
+def decided(*plans: Plan) -> Decision:
+    report = cost.predict(DESIGN)
+    found = tuple(candidate(replace(DESIGN, plan=plan), report) for plan in plans or (DESIGN.plan,))
+    why = ("it is the fastest",)
+    return Decision(
+        design=DESIGN,
+        report=report,
+        ranked=found,
+        rejected=(),
+        why=why,
+        considered=2,
+        priced=2,
+        fitting=2,
+        seconds=1.0,
+        ordered_by="the step",
+    )
+
+
+def test_that_a_plan_is_predicted_only_stands_above_its_figures() -> None:
+    fp16 = Problem(what="fp16 can be predicted and not trained yet", where="plan.stages[0].precision")
+    text = page(replace(decided(), predicts_only=(fp16,)))
+    assert text.index("fp16 can be predicted and not trained yet") < text.index("tokens/s")
+    assert "predicts only" not in page(decided())
+
+
+def test_a_plan_that_is_unlikely_to_fit_says_so_in_the_headline() -> None:
+    unsure, sure = (replace(decided(), report=replace(decided().report, fit_probability=p)) for p in (0.588, 0.95))
+    assert page(unsure).index("it fits in memory with 58.8 %") < page(unsure).index("tokens/s")
+    assert "it fits in memory with" not in page(sure)
+
+
+def test_one_device_is_one_device() -> None:
+    groups = tuple(replace(group, num_nodes=1, devices_per_node=1) for group in DESIGN.cluster.groups)
+    alone = replace(decided(), design=replace(DESIGN, cluster=replace(DESIGN.cluster, groups=groups)))
+    assert " 1 device, " in page(alone)
+
+
+def test_plans_that_all_show_the_same_figures_are_said_to() -> None:
+    turned = replace(DESIGN.plan, axes=tuple(reversed(DESIGN.plan.axes)))
+    assert "All 2 show the same figures" in page(decided(DESIGN.plan, turned))
+    first, other = decided(DESIGN.plan, turned).ranked
+    slower = replace(other, step_seconds=2.0 * other.step_seconds)
+    assert "the same figures" not in page(replace(decided(), ranked=(first, slower)))

@@ -9,6 +9,7 @@ import pytest
 
 from meshwright import catalog, search
 from meshwright.search.runtime_rules import RUNTIME_RULES
+from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Switch
 from meshwright.spec.plan import Design
 from tests.support import models
@@ -50,3 +51,16 @@ def test_the_best_plan_on_tpus_is_priced_as_xla_and_marked() -> None:
     assert decision.report.software == "xla"
     assert decision.ranked == named.ranked
     assert "rule runtime-devices" in " ".join(problem.why for problem in decision.predicts_only)
+
+
+def test_plan_weighs_what_can_only_be_predicted_and_train_takes_what_it_can_train() -> None:
+    """V100s are faster in fp16, which this runtime does not train; they have no bf16 to be sent to."""
+    model, machines = catalog.load_model("llama-3.2-1b"), catalog.load_cluster("2xV100-32GB")
+    sets = ["batch_tokens=64Ki", "sequence_length=2048", "precision=fp16", 'other_precisions=["fp32"]']
+    job = catalog.load_job(None, sets=sets)
+    weighed = search.design(model, machines, job, top=1)
+    (problem,) = weighed.predicts_only
+    assert problem.fix == "choose fp32"
+    trained = search.design(model, machines, job, top=1, trainable=True)
+    assert not trained.predicts_only
+    assert trained.design.plan.first_group.precision is Precision.FP32

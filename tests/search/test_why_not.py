@@ -119,6 +119,7 @@ def test_settings_that_fit_are_compared_line_by_line() -> None:
         (2.0, 0.4, Verdict.UNSURE, "ranked behind all the same: 19 of 20 of its steps stay under"),
         (2.0, 1.2, Verdict.BETTER, "which the search had left out"),
         (0.9, 1.2, Verdict.WORSE, "slower"),
+        (0.2, 1.2, Verdict.WORSE, "fits and takes 5.00 times as long: "),
     ],
 )
 def test_a_faster_plan_is_not_called_worse(longer: float, upper: float, verdict: Verdict, told: str) -> None:

@@ -96,11 +96,50 @@ def test_bytes_read_back_within_their_three_figures(count: float) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(2.31e-3, "2.31 ms"), (0.5, "500 ms"), (3.333, "3.33 s"), (3661, "61 min 1 s"), (200000, "2 d 7 h")],
+    [(2.31e-3, "2.31 ms"), (0.5, "500 ms"), (3.333, "3.33 s"), (3661, "61 min 1 s"), (200000, "2 d 8 h")],
 )
 def test_seconds_read_well(seconds: float, text: str) -> None:
     assert units.format_seconds(seconds) == text
     assert units.format_seconds(-seconds) == f"-{text}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (127.51, "2 min 8 s"),
+        (758.62, "12 min 39 s"),
+        (19 * 86400 + 20.96 * 3600, "19 d 21 h"),
+        (119.7, "2 min 0 s"),
+        (7199.7, "2 h 0 min"),
+        (47 * 3600 + 59.6 * 60, "2 d 0 h"),
+        (0.99996, "1.00 s"),
+    ],
+)
+def test_durations_are_rounded_and_not_cut(seconds: float, text: str) -> None:
+    assert units.format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (83.2, 195.0, "1 min 23 s to 3 min 15 s"),
+        (45.0, 195.0, "45.0 s to 195 s"),
+        (0.9, 1.1, "900 ms to 1,100 ms"),
+        (110 * 60.0, 130 * 60.0, "1 h 50 min to 2 h 10 min"),
+        (2.0, 3.0, "2.00 s to 3.00 s"),
+        (0.0, 3.0, "0 s to 3.00 s"),
+        (2.0, math.inf, "2.00 s to never"),
+    ],
+)
+def test_both_ends_of_an_interval_are_in_like_units(low: float, high: float, text: str) -> None:
+    assert units.format_interval(low, high) == text
+
+
+def test_a_change_of_more_than_twice_is_told_in_times() -> None:
+    assert units.format_change(0.12, noun="time", than="this") == "12.0 % more time than this"
+    assert units.format_change(-0.12) == "12.0 % less"
+    assert units.format_change(4.91, noun="time", than="this") == "5.91 times the time of this"
+    assert units.format_change(4.91) == "5.91 times"
 
 
 def test_what_never_ends_says_so() -> None:

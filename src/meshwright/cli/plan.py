@@ -140,12 +140,15 @@ def _trainer(name: str | None) -> Holder | None:
 
 
 def _warn(question: Question) -> None:
-    """Warns of what train would refuse on this machine whatever the plan."""
+    """Warns of what train would refuse on this machine whatever the plan, and of sequences longer than the model's
+    positions."""
     from meshwright.cli.output import tell
     from meshwright.run.preflight import job_problems
 
     for problem in job_problems(question.job, model_vocab=question.model.vocab):
         tell(f"warning: train would refuse this job here: {problem}")
+    if beyond := question.model.beyond_positions(question.job.sequence_length):
+        tell(f"warning: {beyond}")
 
 
 def _keep(decision: Decision, *, out: Path | None, html: Path | None) -> None:

@@ -22,7 +22,7 @@ from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Line, LineName, MemoryPart, Origin, Report, StageMemory
-from meshwright.spec.units import format_bytes, format_percent, format_seconds
+from meshwright.spec.units import counted, format_bytes, format_percent, format_seconds
 
 _BYTES: dict[str, str] = {
     LineName.TENSOR: "tensor_bytes",
@@ -280,7 +280,10 @@ def _notes(design: Design) -> tuple[str, ...]:
             if on_node > group.cores:
                 notes.append(f"{on_node} ranks share {group.cores} cores of each {group.name} node")
     if plan.world_size < cluster.num_devices:
-        notes.append(f"{cluster.num_devices - plan.world_size} devices are not used")
+        idle = cluster.num_devices - plan.world_size
+        notes.append(f"{counted(idle, 'device')} {'is' if idle == 1 else 'are'} not used")
+    if beyond := design.model.beyond_positions(plan.sequence_length):
+        notes.append(beyond)
     if plan.schedule.paths:
         notes.append(left_out(plan))
     if cluster.origin is Origin.ANALYTIC:

@@ -26,7 +26,15 @@ from meshwright.report.view import Tile, facts, plan_tiles, ways_table
 from meshwright.search import Candidate, Decision
 from meshwright.search.candidate import candidate
 from meshwright.spec.report import Gap, LineName, Report, diff
-from meshwright.spec.units import LEAST_SHARE, format_bytes, format_count, format_percent, format_seconds
+from meshwright.spec.units import (
+    LEAST_SHARE,
+    format_bytes,
+    format_change,
+    format_count,
+    format_interval,
+    format_percent,
+    format_seconds,
+)
 
 MOST_PLANS = 40
 _NOTICED = 0.02
@@ -129,7 +137,7 @@ def decision_view(decision: Decision) -> DecisionView:
         summary=_summary(decision, shown=len(ranked)),
         objective=decision.design.job.objective.value,
         ordered_by=decision.ordered_by,
-        job=terminal.job_words(decision),
+        job=(*filter(None, [terminal.chance_words(decision.report)]), *terminal.job_words(decision)),
         why=decision.why,
         binding=best.report.bottleneck,
         refused=Table(headers=("rule", "for example", "combinations"), rows=rejected, words=2) if rejected else None,
@@ -183,7 +191,7 @@ def _row(plan: _Priced, name: str) -> RankedRow:
     expected = entry.expected_seconds or 0.0
     cells = (
         Cell(text=format_seconds(entry.step_seconds), value=entry.step_seconds),
-        Cell(text=f"{format_seconds(low)} to {format_seconds(high)}", value=high),
+        Cell(text=format_interval(low, high), value=high),
         Cell(text=format_seconds(expected), value=expected),
         Cell(text=format_count(entry.tokens_per_second), value=entry.tokens_per_second),
         _share(entry.mfu),
@@ -239,8 +247,8 @@ def _against(plan: _Priced, best: _Priced) -> str:
         return f"It takes as long as plan {best.number}, the chosen one, {memory}."
     worst = _largest(diff(theirs, ours)[1:], slower=change > 0)
     return (
-        f"It takes {format_percent(abs(change))} {'more' if change > 0 else 'less'} time than plan {best.number}, the "
-        f"chosen one, {memory}; most of the difference is {worst.name}: {format_seconds(worst.predicted)} there, "
+        f"It takes {format_change(change, noun='time', than=f'plan {best.number}, the chosen one')}, {memory}; most "
+        f"of the difference is {worst.name}: {format_seconds(worst.predicted)} there, "
         f"{format_seconds(worst.measured)} here."
     )
 

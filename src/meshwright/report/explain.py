@@ -12,7 +12,7 @@ from meshwright.report.meetings import Meetings, Way, meetings, ways_cells
 from meshwright.report.run_files import RunFiles, read_run
 from meshwright.search.low_rank import advise_low_rank, foresee_low_rank
 from meshwright.spec.report import Gap, Line, LineName, Report, diff
-from meshwright.spec.units import format_bytes, format_percent, format_seconds
+from meshwright.spec.units import format_bytes, format_interval, format_percent, format_seconds
 
 UNKNOWN = "N/A"
 
@@ -98,7 +98,7 @@ def explain_files(files: RunFiles) -> Explanation:
     """As `explain`, of files read already."""
     predicted, measured, reference = files.predicted, files.measured, twin(files)
     gap = loss_gap(files, reference) if reference is not None else None
-    met = Meetings() if predicted is None else meetings(files.design, predicted)
+    met = Meetings() if predicted is None else meetings(files.design, predicted, every=files.round_steps)
     if predicted is not None and measured is not None:
         headline, sentences = _compared(predicted, measured)
         rows = tuple(
@@ -185,7 +185,7 @@ def _compared(predicted: Report, measured: Report) -> tuple[str, tuple[str, ...]
     low, high = predicted.error_band
     if high > low:
         inside = low <= measured.step_seconds / max(predicted.step_seconds, 1e-12) <= high
-        band = f"{format_seconds(low * predicted.step_seconds)} to {format_seconds(high * predicted.step_seconds)}"
+        band = format_interval(low * predicted.step_seconds, high * predicted.step_seconds)
         sentences.append(f"That is {'inside' if inside else 'outside'} the interval for nine in ten, {band}.")
     sentences += _worst(diff(predicted, measured)[1:], step=predicted.step_seconds, gap=gap)
     if measured.bottleneck:
@@ -237,7 +237,7 @@ def _alone(report: Report, *, is_measured: bool) -> tuple[str, tuple[str, ...]]:
     sentences = [f"Of it: {parts}."] if parts and report.step_seconds else []
     low, high = report.error_band
     if high > low:
-        ends = f"{format_seconds(low * report.step_seconds)} to {format_seconds(high * report.step_seconds)}"
+        ends = format_interval(low * report.step_seconds, high * report.step_seconds)
         sentences.append(f"Nine of ten such steps take {ends}.")
     sentences += _doubts(report)
     if report.bottleneck:

@@ -7,7 +7,7 @@ from meshwright.report.bars import bar_row, step_bar
 from meshwright.report.figure import Figure, Table
 from meshwright.report.waterfall import waterfall
 from meshwright.spec.report import Line, LineName, Report
-from meshwright.spec.units import LEAST_SHARE, format_percent, format_seconds
+from meshwright.spec.units import LEAST_SHARE, format_interval, format_percent, format_seconds
 
 _SPACE = "\N{NO-BREAK SPACE}"
 
@@ -25,7 +25,7 @@ def losses_figure(report: Report) -> Figure:
     whole = step_bar("predicted", LineName.STEP, step, 0.0, longest)
     rows.append(bar_row("step", whole, format_seconds(step), extra=" total"))
     if high > low:
-        ends = " to ".join(format_seconds(end * step).replace(" ", _SPACE) for end in (low, high))
+        ends = format_interval(low * step, high * step).replace(" ", _SPACE).replace(f"{_SPACE}to{_SPACE}", " to ")
         drawn = svg.bar(
             start=low * step / longest, width=(high - low) * step / longest, top=3, height=6, kind="band", title=ends
         )

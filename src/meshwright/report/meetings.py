@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.catalog.loss_gaps import MeasuredGap, nearest_gaps
 from meshwright.cost.ways import Met, WayOfMeeting, met_over, ways_of_meeting
 from meshwright.search.advice import advice
-from meshwright.search.explain import MANIFOLD
+from meshwright.search.job_rules import allowed_meetings
 from meshwright.search.quorum import advise_quorum
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName, Report
-from meshwright.spec.units import LEAST_SHARE, format_bytes, format_percent, format_seconds, format_times
+from meshwright.spec.units import LEAST_SHARE, format_bytes, format_change, format_seconds
 
 FASTER = 0.02  # of a step that another way of meeting saves, before its price in quality is told
 _LINES = (LineName.PARAMETERS, LineName.GRADIENTS, LineName.OUTER)
@@ -39,9 +39,8 @@ class Way:
         """`6.9 % less` or `60.3 times`, beside the plan."""
         if self.is_plan:
             return "this plan"
-        much = f"{format_percent(abs(self.change))} {'more' if self.change > 0 else 'less'}"
-        much = format_times(1.0 + self.change) if self.change > MANIFOLD else much
-        return (much if abs(self.change) >= LEAST_SHARE else "as long") + ("" if self.fits else ", does not fit")
+        much = format_change(self.change) if abs(self.change) >= LEAST_SHARE else "as long"
+        return much + ("" if self.fits else ", does not fit")
 
 
 def ways_cells(ways: Sequence[Way]) -> list[tuple[str, ...]]:
@@ -69,11 +68,12 @@ class Meetings:
     ways: tuple[Way, ...] = ()
 
 
-def meetings(design: Design, predicted: Report) -> Meetings:
+def meetings(design: Design, predicted: Report, *, every: int | None = None) -> Meetings:
     """What is sent over which links and what of it is exposed and hidden; every way of meeting for this layout, what
     those that are faster cost in loss where it was measured, and one that the job might allow. Nothing where there is
-    one data parallel rank."""
-    priced = ways_of_meeting(design)
+    one data parallel rank. Losses are told where rounds or compression are in question; the plan's own way is priced
+    with rounds of `every` steps where a run made them so long."""
+    priced = ways_of_meeting(design if every is None else _with_rounds(design, every))
     if not priced:
         return Meetings()
     ways = _ways(design, priced)
@@ -84,9 +84,17 @@ def meetings(design: Design, predicted: Report) -> Meetings:
     measured = _told_losses(list(dict.fromkeys(way.loss for way in ways if way.loss)))
     advised = (*advice(design, priced), *advise_quorum(design, predicted))
     told = [f"{line[:1].upper()}{line[1:]}." for line in advised]
+    if not (_is_special(priced[0]) or advised or len(allowed_meetings(design.job)) > 1):
+        measured = ()
     return Meetings(
         sentences=(*_links(design, predicted), *_quorum(design, predicted), met, *measured, *told), ways=ways
     )
+
+
+def _with_rounds(design: Design, every: int) -> Design:
+    gradients = design.plan.gradients
+    changed = replace(gradients, rounds=replace(gradients.rounds, every=every))
+    return replace(design, plan=replace(design.plan, gradients=changed))
 
 
 def _told_losses(gaps: Sequence[MeasuredGap]) -> tuple[str, ...]:

@@ -53,17 +53,22 @@ class RunFiles:
     round_changes: tuple[Row, ...] = ()
 
     @property
-    def rounds(self) -> str:
-        """The rounds that learners meet in where the run made them longer or shorter than the plan's; else nothing."""
+    def round_steps(self) -> int | None:
+        """Steps of the rounds that learners meet in where the run made them longer or shorter than the plan's."""
         gradients = self.design.plan.gradients
         if not self.round_changes or not gradients.kind.has_learners:
-            return ""
-        newest, planned = self.round_changes[-1], gradients.rounds.every
-        every = int(newest["round_steps"])
-        if every == planned:
+            return None
+        every = int(self.round_changes[-1]["round_steps"])
+        return None if every == gradients.rounds.every else every
+
+    @property
+    def rounds(self) -> str:
+        """The rounds that learners meet in where the run made them longer or shorter than the plan's; else nothing."""
+        newest, planned, every = self.round_changes[-1:], self.design.plan.gradients.rounds.every, self.round_steps
+        if every is None or not newest:
             return ""
         told = f"learners meet every {every:,} steps, not every {planned:,} as planned"
-        return f"from step {newest['step']:,} on {told}: so long takes what they send"
+        return f"from step {newest[0]['step']:,} on {told}: so long takes what they send"
 
 
 def read_run(path: Path | str) -> RunFiles:

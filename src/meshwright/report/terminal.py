@@ -19,13 +19,14 @@ from meshwright.search.candidate import Candidate, Decision
 from meshwright.spec.job import Automatic, Objective
 from meshwright.spec.outlook import Outlook
 from meshwright.spec.report import MemoryPart, Report, StageMemory
-from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
+from meshwright.spec.units import counted, format_bytes, format_count, format_interval, format_percent, format_seconds
 
 GIB = 2.0**30
 SHOWN_RANKS = 8
 NARROWEST = 50  # columns, under which all figures of a plan stand below each other
 NARROW = 80  # columns, under which the figures of a plan stand in two columns beside its step
 ALIKE = 0.02
+SURE = 0.9  # to fit: what is less likely to is told in the headline
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +38,19 @@ class DecisionView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         value, width = self.decision, options.max_width
         yield heading(value)
+        if value.predicts_only:
+            yield title("predicts only: this runtime cannot train the plan yet")
+            yield from bullets(str(problem) for problem in value.predicts_only)
+            yield Text()
         yield ranked(value.ranked, width=width, objective=value.design.job.objective)
         if value.ordered_by:
-            yield Text(f"Ranked by {value.ordered_by}.{_shortest(value)}", style="dim")
+            yield Text(f"Ranked by {value.ordered_by}.{_shortest(value)}{_alike_words(value)}", style="dim")
         yield from report_tables(value.report)
         yield title("why")
         yield from bullets(value.why)
         if value.rejected:
             yield title("rejected, by rule")
             yield rejected(value.rejected)
-        if value.predicts_only:
-            yield title("predicts only: this runtime cannot train the plan yet")
-            yield from bullets(str(problem) for problem in value.predicts_only)
 
 
 def decision(value: Decision) -> DecisionView:
@@ -57,10 +59,11 @@ def decision(value: Decision) -> DecisionView:
 
 def heading(value: Decision) -> Text:
     job, plan = value.design.job, value.design.plan
+    devices = counted(value.design.cluster.num_devices, "device")
     lines = Text()
     lines.append(f"{value.design.model.name} on {value.design.cluster.name}", style="bold")
     lines.append(
-        f"\n{format_count(value.design.model.parameters)} parameters, {value.design.cluster.num_devices:,} devices, "
+        f"\n{format_count(value.design.model.parameters)} parameters, {devices}, "
         f"{format_count(job.batch_tokens)} tokens a step in sequences of {job.sequence_length:,}, "
         f"to {format_count(job.total_tokens)} tokens in {plan.first_group.precision.value}"
     )
@@ -69,9 +72,17 @@ def heading(value: Decision) -> Text:
         f"Best by {job.objective.value}:"
     )
     lines.append(f"\n{plan.describe()}\n", style="bold green")
+    if line := chance_words(value.report):
+        lines.append(f"{line}\n", style="bold yellow")
     for line in job_words(value):
         lines.append(f"{line}\n", style="dim")
     return lines
+
+
+def chance_words(value: Report) -> str:
+    """How likely a plan fits in memory, where that is not nearly sure; else nothing."""
+    chance = value.fit_probability
+    return "" if chance is None or chance >= SURE else f"it fits in memory with {format_percent(chance)}"
 
 
 def job_words(value: Decision) -> tuple[str, ...]:
@@ -139,6 +150,14 @@ def _shortest(value: Decision) -> str:
     return f" Plan {steps.index(min(steps)) + 1} has the shortest step of these, and less certainly."
 
 
+def _alike_words(value: Decision) -> str:
+    """That all plans show the same figures, where they do."""
+    figures = {(_expected(entry), *_figures(entry)) for entry in value.ranked}
+    if len(figures) > 1 or len(value.ranked) < 2:
+        return ""
+    return f" All {len(value.ranked)} show the same figures: what they differ in decides nothing here."
+
+
 def _expected(entry: Candidate) -> str:
     return "-" if entry.expected_seconds is None else format_seconds(entry.expected_seconds)
 
@@ -168,20 +187,24 @@ def _gib(count: float) -> str:
 
 def report_tables(value: Report) -> Iterable[RenderableType]:
     low, high = (value.step_seconds * bound for bound in value.error_band)
-    band = f" (nine of ten: {format_seconds(low)} to {format_seconds(high)})" if high > low else ""
+    band = f" (nine of ten: {format_interval(low, high)})" if high > low else ""
     yield title(f"step of the best plan: {format_seconds(value.step_seconds)}{band}")
     yield WaterfallView(waterfall(value))
     if value.bottleneck:
         yield Text(f"bottleneck: {value.bottleneck}")
     if value.outlook is not None:
         yield title(f"to {format_count(value.outlook.tokens)} tokens")
-        yield outlook(value.outlook)
+        yield outlook(value.outlook, price_per_hour=value.price_per_hour)
     chance = "" if value.fit_probability is None else f", fits with {format_percent(value.fit_probability)}"
     yield title(f"memory at the peak, GiB{chance}")
     yield memory(value.memory)
 
 
-def outlook(value: Outlook) -> Table:
+def _rent(price_per_hour: float | None) -> str:
+    return "" if price_per_hour is None else f"; the devices are ${price_per_hour:,.2f} an hour"
+
+
+def outlook(value: Outlook, *, price_per_hour: float | None = None) -> Table:
     """The whole run: its time with failures, its price and its energy, each with what it rests on."""
     rows = table(columns=[("whole run", "left"), ("", "right"), ("note", "left")])
     rows.add_row("time", format_seconds(value.seconds), value.assumed[0] if value.assumed else "")
@@ -192,7 +215,10 @@ def outlook(value: Outlook) -> Table:
         )
         rows.add_row("checkpoint every", format_seconds(value.checkpoint_seconds), checkpoint_words(value))
     if value.dollars is not None and value.dollars_per_billion is not None:
-        rows.add_row("cost", f"${format_count(value.dollars)}", f"${value.dollars_per_billion:,.2f} a billion tokens")
+        each = f"${value.dollars_per_billion:,.2f} a billion tokens{_rent(price_per_hour)}"
+        rows.add_row("cost", f"${format_count(value.dollars)}", each)
+    else:
+        rows.add_row("cost", "-", "no price is known: --set cluster.device.price_per_hour=2.5 gives that of a device")
     if value.kilowatt_hours is not None and value.kilowatt_hours_per_billion is not None:
         each = f"{value.kilowatt_hours_per_billion:,.1f} kWh a billion tokens; {value.assumed[-1]}"
         rows.add_row("energy", f"{value.kilowatt_hours:,.0f} kWh", each)

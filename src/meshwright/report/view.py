@@ -19,7 +19,7 @@ from meshwright.report.timeline_chart import timeline_figure
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
-from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
+from meshwright.spec.units import format_bytes, format_count, format_interval, format_percent, format_seconds
 
 _GOOD, _FAIR = 0.12, 0.3
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -205,7 +205,7 @@ def _validation_tile(files: RunFiles) -> Tile:
 def plan_tiles(report: Report) -> tuple[Tile, ...]:
     """The key figures of a plan that nothing has measured."""
     low, high = report.error_band
-    band = f"{format_seconds(low * report.step_seconds)} to {format_seconds(high * report.step_seconds)}"
+    band = format_interval(low * report.step_seconds, high * report.step_seconds)
     capacity = max((stage.capacity for stage in report.memory), default=0.0)
     cost = report.total_cost
     return (

@@ -34,6 +34,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "job.fix": "job.constraints.fix",
     }
 )
+_OPTIONAL = ("price_per_hour",)  # numbers that may be set where a machine has none
 _UNSWEPT = ("schema", "seed", "cluster.fits", "attention_rates", "sources")
 
 
@@ -128,6 +129,8 @@ def _leaves(document: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any
             yield from _leaves(value, f"{prefix}.{name}")
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             yield f"{prefix}.{name}", value
+        elif value is None and name in _OPTIONAL:
+            yield f"{prefix}.{name}", None
 
 
 def with_field(asked: Question, field: Field, value: Any, *, option: str = "--sweep") -> Question:

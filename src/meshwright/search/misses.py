@@ -9,19 +9,20 @@ import numpy as np
 
 from meshwright.cost.table import column_names
 from meshwright.search.batches import Listed, batch_problem
+from meshwright.search.check import check
 from meshwright.search.constraints import COLUMNS, columns_of, limits
 from meshwright.search.explain import row_words
 from meshwright.search.explore import Explorer
 from meshwright.search.prices import Prices
 from meshwright.search.probe import broken_rules
-from meshwright.search.rules import choices
+from meshwright.search.rules import Scope, choices
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Constraints, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
-from meshwright.spec.units import format_bytes
+from meshwright.spec.units import counted, format_bytes, format_percent
 
 Explored = Callable[[ModelSpec, ClusterSpec, JobSpec], Explorer]
 GROWTH = (2, 4, 8, 16, 32, 64)
@@ -54,7 +55,7 @@ def nothing_legal(
         found.append(Problem(where=where, what=what, why=_broken(near) or _refusals(space), fix=fix))
     if found:
         return tuple(found)
-    what = f"no plan of {model.name} on {cluster.num_devices:,} devices of {cluster.name} is legal"
+    what = f"no plan of {model.name} on {counted(cluster.num_devices, 'device')} of {cluster.name} is legal"
     fix = "choose a batch that more data parallel sizes divide, another number of devices, or fewer constraints"
     return (Problem(what=what, why=_refusals(space), fix=fix),)
 
@@ -143,13 +144,26 @@ def _least_need(found: Explorer) -> str:
 
 
 def _more_devices(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, explored: Explored) -> str:
-    """How many times the machines it takes until something fits, by doubling."""
+    """How many times the machines it takes until something fits, by doubling, with all that makes the plan that is best
+    there fit, its chance, and whether it is one to predict alone."""
     for times in GROWTH:
         groups = tuple(replace(group, num_nodes=group.num_nodes * times) for group in cluster.groups)
         larger = replace(cluster, groups=groups)
         found = explored(model, larger, job)
         if found.priced and found.prices.fits.any():
             costs = found.prices
-            row = int(np.argmin(np.where(costs.fits & costs.finite, costs.step_seconds, np.inf)))
-            return f"{larger.num_devices:,} such devices would fit ({row_words(found.table, row)})"
+            row = int(np.argmin(np.where(costs.fits & costs.finite, found.scores(), np.inf)))
+            told = [row_words(found.table, row), f"fits with {format_percent(float(costs.fit_probability[row]))}"]
+            told += ["can be predicted and not trained yet"] if _is_only_predicted(found, row) else []
+            return f"{larger.num_devices:,} such devices would fit ({'; '.join(told)})"
     return f"no {GROWTH[-1]} times as many such devices would fit: choose devices with more memory or a smaller model"
+
+
+def _is_only_predicted(found: Explorer, row: int) -> bool:
+    """Whether this runtime cannot train the plan of a row yet; no plan that is held to another trainer is."""
+    if found.held.trainer is not None:
+        return False
+    length = found.job.sequence_length
+    plan = found.table.to_plan(row, model=found.model.name, cluster=found.cluster.name, sequence_length=length)
+    made = Design(model=found.model, cluster=found.cluster, job=found.job, plan=plan)
+    return bool(check(made, scopes=frozenset({Scope.RUNTIME})))

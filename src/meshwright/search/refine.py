@@ -58,6 +58,14 @@ def refine(
     return best
 
 
+def distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """`entries` without those whose plan stands among them already: two rows may become one plan."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        found.setdefault(entry[0].plan.digest(), entry)
+    return list(found.values())
+
+
 def _keeps(made: Design, fixed: Mapping[str, Value]) -> bool:
     """Whether all blocks keep the job's constraints and the settings `fixed` besides."""
     constraints = replace(made.job.constraints, fix={**made.job.constraints.fix, **fixed})

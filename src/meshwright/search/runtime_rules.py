@@ -48,9 +48,15 @@ def precision_trained(design: Design) -> Problem | None:
                 where=f"{where}.precision",
                 what=f"{group.precision.value} can be predicted and not trained yet",
                 why=why,
-                fix=f"choose {', '.join(precision.value for precision in trained)}",
+                fix=f"choose {', '.join(precision.value for precision in _known(design.cluster, trained))}",
             )
     return None
+
+
+def _known(cluster: ClusterSpec, trained: tuple[Precision, ...]) -> tuple[Precision, ...]:
+    """Those of `trained` that all devices multiply in; all where none is."""
+    peaks = [group.device.peak_flops for group in cluster.groups]
+    return tuple(kind for kind in trained if all(peak.get(kind) for peak in peaks)) or trained
 
 
 def trained_precisions(cluster: ClusterSpec, model: ModelSpec) -> tuple[Precision, ...]:

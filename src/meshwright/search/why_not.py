@@ -22,7 +22,7 @@ from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import Gap, Report, diff
 from meshwright.spec.synchronize import SyncKind
-from meshwright.spec.units import format_bytes, format_percent, format_seconds
+from meshwright.spec.units import MANIFOLD, format_bytes, format_percent, format_seconds, format_times
 
 NEIGHBOURS = 6
 
@@ -214,6 +214,9 @@ def _said(answer: WhyNot, change: float, told: tuple[str, str, str, str], figure
     if abs(change) < TIE:
         return f"A plan with {words(answer.settings)} fits and {alike} ({figures})."
     much = f"{verb} {format_percent(abs(change))} {more if change > 0 else less}"
+    if change > MANIFOLD:
+        verb, rest = alike.split(" ", 1)
+        much = f"{verb} {format_times(1.0 + change)} {rest}"
     return f"The best ranked plan with {words(answer.settings)} fits and {much}: {figures}."
 
 
@@ -288,6 +291,8 @@ def _nearest_words(answer: WhyNot, nearest: Best | None) -> Iterator[str]:
     speed = "as fast as the chosen plan"
     if abs(change) >= TIE:
         speed = f"{format_percent(abs(change))} {'slower' if change > 0 else 'faster'} than the chosen plan"
+    if change > MANIFOLD:
+        speed = f"{format_times(1.0 + change)} the time of the chosen plan"
     asked = words({column: answer.settings[column] for column in moved})
     yield f"The nearest that fits has {words(moved)} instead of {asked}: {speed} ({nearest.design.plan.describe()})."
 

@@ -163,6 +163,15 @@ class ModelSpec:
         """The longest sequence that the model reads."""
         return min(self.max_positions, self.dense_within or self.max_positions)
 
+    def beyond_positions(self, length: int) -> str:
+        """That sequences of `length` tokens are longer than the model was made for; nothing where they are not."""
+        if length <= self.max_positions:
+            return ""
+        return (
+            f"sequences of {length:,} tokens are longer than the {self.max_positions:,} positions that {self.name} is "
+            "made for: it is to learn the others from this text, or its rotary angles are to be scaled"
+        )
+
     def dense(self) -> ModelSpec:
         """The model of whole matrices."""
         if not any(layer.ranks for layer in self.layers):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from meshwright.spec.exchange import exchange_words
 from meshwright.spec.group_words import words_of
 from meshwright.spec.placement_words import placement_words
+from meshwright.spec.units import counted
 
 if TYPE_CHECKING:
     from meshwright.spec.plan import Plan
@@ -38,7 +39,7 @@ def plan_words(plan: Plan) -> str:
     layout = " x ".join(parts) or "one device"
     layout += "" if plan.has_usual_order else " from the outermost inwards"
     layout += f" on devices {placement_words(plan.placement)}" if plan.placement and plan.is_placed else ""
-    devices = "1 device" if plan.world_size == 1 else f"{plan.world_size:,} devices"
+    devices = counted(plan.world_size, "device")
     count = plan.schedule.microbatches
     steps = f"{count} microbatch{'' if count == 1 else 'es'} of {plan.microbatch}"
     steps += f", {plan.empty_rows} row{'s' * (plan.empty_rows > 1)} empty" if plan.empty_rows else ""

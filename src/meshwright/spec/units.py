@@ -138,6 +138,11 @@ def format_count(count: float) -> str:
     return _scaled(count, 1000.0, ("", "K", "M", "B", "T", "Q")).rstrip()
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 device`, `2,048 devices`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def format_tokens(count: int) -> str:
     """`2,048`, `4Mi`, `300G`: the shortest that parse_count reads back as the same number."""
     scales = {**_BINARY, **{name: scale for name, scale in _DECIMAL.items() if name not in ("", "B", "K")}}
@@ -151,25 +156,41 @@ def format_flops(count: float) -> str:
 
 
 _LEAST_SECONDS = 5e-9  # less than that is shown as nothing
+# A unit of a time, by the seconds from which the next one is read better, as figures are rounded.
+_SHOWN_BELOW = {"us": 0.9995e-3, "ms": 0.9995, "s": 119.5, "min": 7199.5, "h": 172770.0, "d": math.inf}
+_PARTS = {"min": "s", "h": "min", "d": "h"}
 
 
 def format_seconds(seconds: float) -> str:
-    """`1.24 ms`, `3 min 20 s`, `2 d 4 h`: what a person would say."""
+    """`1.24 ms`, `3 min 20 s`, `2 d 4 h`: what a person would say, rounded."""
     if not math.isfinite(seconds):
         return "never"
     if seconds < 0:
         return f"-{format_seconds(-seconds)}" if seconds <= -_LEAST_SECONDS else format_seconds(0.0)
-    for unit, limit in (("us", 1e-3), ("ms", 1.0)):
-        if seconds < limit:
-            return f"{_three(seconds / _TIME[unit])} {unit}"
-    if seconds < 120:
-        return f"{_three(seconds)} s"
-    for big, small in (("min", "s"), ("h", "min"), ("d", "h")):
-        if seconds < {"min": 7200.0, "h": 172800.0, "d": math.inf}[big]:
-            whole = int(seconds // _TIME[big])
-            rest = int((seconds - whole * _TIME[big]) // _TIME[small])
-            return f"{whole:,} {big} {rest} {small}"
-    raise AssertionError("unreachable")
+    return _in_unit(seconds, _unit_of(seconds))
+
+
+def format_interval(low: float, high: float) -> str:
+    """`1 min 23 s to 3 min 15 s`: two times, the shorter first, in the units of the longer; in those of the shorter
+    where that is less than one of them."""
+    if not (0.0 <= low <= high < math.inf):
+        return f"{format_seconds(low)} to {format_seconds(high)}"
+    unit = _unit_of(high)
+    if 0.0 < low < _TIME[unit]:
+        unit = _unit_of(low)
+    return f"{_in_unit(low, unit)} to {_in_unit(high, unit)}"
+
+
+def _unit_of(seconds: float) -> str:
+    return next(unit for unit, limit in _SHOWN_BELOW.items() if seconds < limit)
+
+
+def _in_unit(seconds: float, unit: str) -> str:
+    part = _PARTS.get(unit)
+    if part is None:
+        return f"{_three(seconds / _TIME[unit])} {unit}"
+    whole, rest = divmod(math.floor(seconds / _TIME[part] + 0.5), round(_TIME[unit] / _TIME[part]))
+    return f"{whole:,} {unit} {rest} {part}"
 
 
 LEAST_SHARE = 0.0005  # a share of less is shown as 0.0 %
@@ -183,6 +204,18 @@ def format_percent(fraction: float) -> str:
 def format_times(ratio: float) -> str:
     """`8.84 times`: three figures."""
     return f"{_three(ratio)} times"
+
+
+MANIFOLD = 2.0  # what is more by a larger share than that is told in times it
+
+
+def format_change(change: float, *, noun: str = "", than: str = "") -> str:
+    """`12.0 % less time than this` or, of what is much more, `8.84 times the time of this`: a change as a share."""
+    if change > MANIFOLD:
+        words = f"{format_times(1.0 + change)} the {noun}" if noun else format_times(1.0 + change)
+        return f"{words} of {than}" if than else words
+    words = f"{format_percent(abs(change))} {'more' if change > 0 else 'less'}"
+    return " ".join([words, *([noun] if noun else []), *([f"than {than}"] if than else [])])
 
 
 def _scaled(count: float, base: float, names: tuple[str, ...]) -> str:

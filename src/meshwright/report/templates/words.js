@@ -4,12 +4,12 @@ const three = (number) => (number >= 99.95 || number === 0 ? Math.round(number).
 const formatSeconds = (seconds) => {
   if (!Number.isFinite(seconds)) return "never";
   if (seconds < 0) return "-" + formatSeconds(-seconds);
-  if (seconds < 1e-3) return three(seconds * 1e6) + " us";
-  if (seconds < 1) return three(seconds * 1e3) + " ms";
-  if (seconds < 120) return three(seconds) + " s";
-  const [big, size, small, part] = seconds < 7200 ? ["min", 60, "s", 1] : seconds < 172800 ? ["h", 3600, "min", 60] : ["d", 86400, "h", 3600];
-  const whole = Math.floor(seconds / size);
-  return `${whole.toLocaleString("en-US")} ${big} ${Math.floor((seconds - whole * size) / part)} ${small}`;
+  if (seconds < 0.9995e-3) return three(seconds * 1e6) + " us";
+  if (seconds < 0.9995) return three(seconds * 1e3) + " ms";
+  if (seconds < 119.5) return three(seconds) + " s";
+  const [big, size, small, part] = seconds < 7199.5 ? ["min", 60, "s", 1] : seconds < 172770 ? ["h", 3600, "min", 60] : ["d", 86400, "h", 3600];
+  const parts = Math.round(seconds / part), whole = Math.floor((parts * part) / size);
+  return `${whole.toLocaleString("en-US")} ${big} ${parts - (whole * size) / part} ${small}`;
 };
 const formatBytes = (count) => {
   const names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
