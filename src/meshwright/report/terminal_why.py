@@ -21,7 +21,7 @@ from meshwright.search.settings import words
 from meshwright.search.sweep import Point, Sweep
 from meshwright.search.why_not import WhyNot, headline
 from meshwright.spec.report import Gap
-from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
+from meshwright.spec.units import MANIFOLD, format_bytes, format_count, format_percent, format_seconds, format_times
 
 SMALL = 0.0005
 Show = Callable[[float], str]
@@ -191,4 +191,6 @@ def signed_memory(count: float) -> str:
 
 
 def _change(fraction: float) -> str:
+    if fraction > MANIFOLD:
+        return format_times(1.0 + fraction)
     return "0" if abs(fraction) < 0.00005 else f"{100.0 * fraction:+.1f} %"
