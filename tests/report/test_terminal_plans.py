@@ -8,11 +8,12 @@ from io import StringIO
 from rich.console import Console
 
 from meshwright import cost
-from meshwright.report import terminal
+from meshwright.report import terminal, terminal_why
 from meshwright.report.rows import layout_words
 from meshwright.report.settings import settings
 from meshwright.report.terminal import ranked
 from meshwright.search.candidate import Decision, candidate
+from meshwright.search.headroom import Headroom, Limit
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Plan
@@ -108,3 +109,21 @@ def test_plans_that_all_show_the_same_figures_are_said_to() -> None:
     first, other = decided(DESIGN.plan, turned).ranked
     slower = replace(other, step_seconds=2.0 * other.step_seconds)
     assert "the same figures" not in page(replace(decided(), ranked=(first, slower)))
+
+
+def test_what_lifting_a_limit_gives_is_told_in_times_where_it_is_manifold() -> None:
+    half = Limit(
+        name="memory",
+        words="if memory were no limit",
+        gain=0.5,
+        plan=DESIGN.plan,
+        step_seconds=1.0,
+        tokens_per_second=1.0,
+        changed={},
+    )
+    limits = (replace(half, gain=4.91), half)
+    console = Console(width=160, record=True, file=StringIO())
+    console.print(terminal_why.headroom(Headroom(limits=limits, sentence="It is memory.")))
+    text = console.export_text()
+    assert "+50.0 %" in text
+    assert "5.91 times" in text

@@ -21,7 +21,15 @@ from meshwright.search.settings import words
 from meshwright.search.sweep import Point, Sweep
 from meshwright.search.why_not import WhyNot, headline
 from meshwright.spec.report import Gap
-from meshwright.spec.units import LEAST_SHARE, format_bytes, format_count, format_percent, format_seconds
+from meshwright.spec.units import (
+    LEAST_SHARE,
+    MANIFOLD,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+    format_times,
+)
 
 Show = Callable[[float], str]
 
@@ -190,4 +198,6 @@ def signed_memory(count: float) -> str:
 
 
 def _change(fraction: float) -> str:
+    if fraction > MANIFOLD:
+        return format_times(1.0 + fraction)
     return "0" if abs(fraction) < LEAST_SHARE else f"{100.0 * fraction:+.1f} %"

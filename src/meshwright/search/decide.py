@@ -23,7 +23,7 @@ from meshwright.search.orders import WORTH, reorder
 from meshwright.search.pareto import pareto
 from meshwright.search.product import Rejection
 from meshwright.search.quorum import Called, advise_quorum, with_quorum
-from meshwright.search.refine import Entry, entry_order, entry_value, priced, refine
+from meshwright.search.refine import Entry, distinct, entry_order, entry_value, priced, refine
 from meshwright.search.rules import Scope
 from meshwright.search.skip import Skipped, skip
 from meshwright.search.space import Boundaries, Space, enumerate_plans
@@ -87,7 +87,7 @@ def design(
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     refined = [*(each.entry for each in left_out if each.entry is not None), *refined]
-    (chosen, report), reasons = refined[0], why(*best.refined[0], best.found, laid_out=partial(best_of, best.found))
+    (chosen, report), reasons = refined[0], why(best.refined, best.found, laid_out=partial(best_of, best.found))
     return Decision(
         design=chosen,
         report=report,
@@ -247,7 +247,7 @@ def _worthwhile(tried: Sequence[_Arranged], objective: Objective) -> list[_Arran
 def _placed(kept: Sequence[_Arranged], cluster: ClusterSpec, objective: Objective) -> list[Entry]:
     """The plans laid out again of all arrangements, on the devices of `cluster` as it is listed, best first."""
     found = (entry for each in kept for entry in each.placed(each.refined, cluster))
-    return sorted(found, key=lambda entry: entry_order(entry, objective))
+    return distinct(sorted(found, key=lambda entry: entry_order(entry, objective)))
 
 
 def _why_placed(best: _Arranged, listed: _Arranged) -> tuple[str, ...]:

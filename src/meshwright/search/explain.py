@@ -23,7 +23,15 @@ from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
 from meshwright.spec.report import LineName, Report, diff
 from meshwright.spec.synchronize import MEETINGS
-from meshwright.spec.units import LEAST_SHARE, format_bytes, format_percent, format_seconds, format_times
+from meshwright.spec.units import (
+    LEAST_SHARE,
+    MANIFOLD,
+    format_bytes,
+    format_change,
+    format_percent,
+    format_seconds,
+    format_times,
+)
 
 DIMENSIONS = (
     "precision",
@@ -41,20 +49,22 @@ DIMENSIONS = (
     "sync",
 )
 NUMERICS = ("precision", "sync")  # dimensions whose every other value has a line of its own
-MANIFOLD = 2.0  # of a step: what is more is told in times it
 
 
-LaidOut = Callable[[Sequence[Alternatives]], Sequence[tuple[Design, Report]]]
+Entry = tuple[Design, Report]
+LaidOut = Callable[[Sequence[Alternatives]], Sequence[Entry]]
 
 
-def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
-    """One line for every dimension: what the best plan with another value of it would cost, and where.
+def why(ranked: Sequence[Entry], found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
+    """One line for every dimension: what the best plan with another value of it than the first of `ranked` would cost,
+    and where; and of a plan that is ranked behind though its step is shorter, its figures.
 
     Of what changes the numerics there is one line for every other value that the job allows. Alternatives are
     free in every other dimension, so that a line says what the dimension is worth and not what one careless change
     would do. What may hold better alternatives is priced first, of all lines together. `laid_out` gives the best of
     each line's rows as the ranked plans are laid out; so a line says what a question of `why_not` does.
     """
+    chosen, report = ranked[0]
     asked = list(_asked(found, chosen))
     proven = settle(found, asked)
     best, told, lines = iter(laid_out([one for one in asked if len(one.rows)])), set[str](), []
@@ -71,13 +81,34 @@ def why(chosen: Design, report: Report, found: Explorer, *, laid_out: LaidOut) -
             numerics = "; numerics differ between them" if one.name in NUMERICS else ""
             unsure = "" if sure else f"; not every plan with {_word(one.name, value)} was weighed"
             line = _against(chosen, report, made, priced, name=one.name)
+            line += _shorter(ranked, priced, name=one.name, values=one.values)
             lines.append(line + _missed(found, one.name, value) + numerics + unsure)
     return (*lines, *_order(chosen, report))
 
 
+def _shorter(ranked: Sequence[Entry], told: Report, *, name: str, values: Sequence[int]) -> str:
+    """That another plan with one of `values` has a shorter step than the first of `ranked`, and what it is ranked
+    behind for, where that which is `told` has none; nothing where time is not what is minimised."""
+    chosen, report = ranked[0]
+    others = [entry for entry in ranked[1:] if _value_of(entry[0], name) in values]
+    least = (1.0 - TIE) * report.step_seconds
+    if chosen.job.objective is not Objective.TIME or told.step_seconds <= least or not others:
+        return ""
+    made, other = min(others, key=lambda entry: entry[1].step_seconds)
+    if other.step_seconds > least:
+        return ""
+    ours, theirs = (worth(each.plan, parameters=chosen.model.parameters) for each in (chosen, made))
+    behind = ranked_behind(report, other, objective=Objective.TIME, counts=(ours, theirs))
+    steps = f"{format_seconds(other.step_seconds)} a step, not {format_seconds(report.step_seconds)}"
+    return f"; another with {_own_word(made, name)}{changes(chosen, made, but=name)} takes {steps}, but {behind}"
+
+
 def _asked(found: Explorer, chosen: Design) -> Iterator[Alternatives]:
-    """Dimensions with the values other than that of `chosen` that one line is of."""
+    """Dimensions with the values other than that of `chosen` that one line is of; on one device no order of passes
+    is another plan."""
     for name in DIMENSIONS:
+        if name == "schedule" and found.cluster.num_devices == 1:
+            continue
         own = _value_of(chosen, name)
         others = [value for value in _values(found, name) if value != own]
         if name in NUMERICS:
@@ -153,9 +184,7 @@ def compared(chosen: Design, report: Report, made: Design, other: Report, *, hea
     told = _on_devices(chosen, made) + rest
     if abs(change) < TIE:
         return f"{head} would {'cost as much' if cost_counts else 'take as long'}{told}"
-    way, noun = "more" if change > 0 else "less", "money" if cost_counts else "time"
-    much = f"{format_percent(abs(change))} {way} {noun}"
-    much = f"{format_times(1.0 + change)} the {noun}" if change > MANIFOLD else much
+    much = format_change(change, noun="money" if cost_counts else "time")
     ours, theirs = (worth(each.plan, parameters=chosen.model.parameters) for each in (chosen, made))
     ranked = ranked_behind(report, other, objective=objective, counts=(ours, theirs))
     cause = _cause(report, other, share=share, slower=change > 0)
@@ -177,18 +206,26 @@ def ranked_behind(
     `counts` for so many, of `report` first, where learners or compressed gradients take more to the same loss."""
     whole = objective is Objective.COST and report.devices != other.devices
     upper = [each.step_seconds * each.error_band[1] * (each.devices if whole else 1) for each in (other, report)]
-    shown = [f"{value:,.4g} device-seconds" if whole else format_seconds(value) for value in upper]
+    shown = tuple(f"{value:,.4g} device-seconds" if whole else format_seconds(value) for value in upper)
     fits = [1.0 if each.fit_probability is None else each.fit_probability for each in (other, report)]
-    steps = f"19 of 20 of its steps stay under {shown[0]}, not {shown[1]}"
-    chance = f"it fits with {format_percent(fits[0])}, not {format_percent(fits[1])}"
+    more = upper[0] / upper[1] - 1.0
+    steps = f"19 of 20 of its steps stay under {_not(*shown)}"
+    if shown[0] == shown[1] and more >= LEAST_SHARE:
+        steps = f"19 of 20 of its steps stay under a time that is {format_percent(more)} longer"
+    chance = f"it fits with {_not(*(format_percent(each) for each in fits))}"
     slower, unlikelier = upper[0] > upper[1], fits[1] - fits[0] > LEAST_SHARE
     told = [steps] * (slower or not unlikelier) + [chance] * (unlikelier or not slower)
     if counts[0] != counts[1]:
-        more = (
+        slowly = (
             f"to the same loss it takes {counts[1]:.3g} times the steps of ranks that meet in each, not {counts[0]:.3g}"
         )
-        told = [steps, more]
+        told = [steps, slowly]
     return ", and ".join(told)
+
+
+def _not(theirs: str, ours: str) -> str:
+    """`21 s, not 20 s`, or `21 s too` where the two read alike."""
+    return f"{theirs} too" if theirs == ours else f"{theirs}, not {ours}"
 
 
 def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
@@ -199,8 +236,9 @@ def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
     worst = max(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
     before, after = worst.predicted / report.step_seconds, share * worst.measured / report.step_seconds
     of = "this step" if share == 1.0 else "the device-seconds of this step"
-    shown = format_times(after) if after > MANIFOLD else f"{format_percent(after)} of"
-    return f"{worst.name} {format_percent(before)} to {shown} {of}"
+    if max(before, after) > MANIFOLD:
+        return f"{worst.name} {before:.2f} to {format_times(after)} {of}"
+    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of {of}"
 
 
 def changes(chosen: Design, made: Design, *, but: str = "") -> str:
@@ -220,10 +258,11 @@ def rejected_for_memory(table: PlanTable, costs: Prices, *, hopeless: int) -> tu
     if not count:
         return ()
     if not misses.any():
-        example = "one pipeline rank alone holds more than its device has"
+        example = "one pipeline rank alone holds more than its device has; none of these was priced"
         return (Rejection(rule="memory-fits", count=count, example=example),)
     row = int(np.argmin(np.where(misses, costs.filled, np.inf)))
     example = f"{row_words(table, row)} {costs.need(row)}"
+    example += f"; {hopeless:,} of these hold too much at the least, and were not priced" if hopeless else ""
     return (Rejection(rule="memory-fits", count=count, example=example),)
 
 
@@ -237,6 +276,7 @@ def row_words(table: PlanTable, row: int) -> str:
     if table.sharding[row]:
         words.append(SHARDINGS[int(table.sharding[row])].value)
     words += [_word("microbatch", int(table.microbatch[row])), _word("recompute", int(table.recompute[row]))]
+    words += [_word("offload", int(table.offload[row]))] if table.offload[row] else []
     return ", ".join(words)
 
 

@@ -22,7 +22,7 @@ from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Plan
 from meshwright.spec.report import Gap, Report, diff
 from meshwright.spec.synchronize import SyncKind
-from meshwright.spec.units import MANIFOLD, format_bytes, format_percent, format_seconds, format_times
+from meshwright.spec.units import MANIFOLD, counted, format_bytes, format_percent, format_seconds, format_times
 
 NEIGHBOURS = 6
 
@@ -199,7 +199,7 @@ def _headline(answer: WhyNot, found: Best) -> Iterator[str]:
     elif least is Objective.COST:
         change = _device_seconds(found.design.plan, theirs) / _device_seconds(answer.chosen, ours) - 1.0
         figures = (
-            f"{theirs.devices:,} devices for {format_seconds(theirs.step_seconds)} a step, "
+            f"{counted(theirs.devices, 'device')} for {format_seconds(theirs.step_seconds)} a step, "
             f"not {ours.devices:,} for {format_seconds(ours.step_seconds)}"
         )
         yield _said(answer, change, ("costs as much", "costs", "more", "less"), figures)

@@ -1,0 +1,75 @@
+"""Why the best plan is best, in words: what is ranked behind and for what, and figures that say something."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from meshwright import search
+from meshwright.search import decide, explain
+from meshwright.search.alternatives import Alternatives
+from meshwright.search.decide import best_refined, explored
+from meshwright.spec.job import Objective
+from meshwright.spec.units import format_percent, format_seconds
+from tests.search import search_samples as samples
+
+MODEL = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
+BOX = samples.cluster(samples.nodes(devices_per_node=8, of=samples.device(memory_bytes=16 * 2**30)))
+
+
+def test_a_shorter_step_that_is_ranked_behind_is_told_with_its_figures() -> None:
+    """Beside the best of another value, which takes more time, one of that value that is shorter and less sure."""
+    found = explored(MODEL, BOX, samples.job())
+    chosen, report = best_refined(found, 10)[0][0]
+    taken: list[decide.Entry] = []
+
+    def laid_out(asked: Sequence[Alternatives]) -> list[decide.Entry]:
+        taken.extend(entries := decide.best_of(found, asked))
+        return entries
+
+    plain = explain.why([(chosen, report)], found, laid_out=laid_out)
+    made = next(design for design, other in taken if other.step_seconds > report.step_seconds)
+    short = replace(report.step, seconds=0.5 * report.step.seconds)
+    ranked = [(chosen, report), (made, replace(report, step=short, error_band=(0.5, 4.0)))]
+    told = explain.why(ranked, found, laid_out=partial(decide.best_of, found))
+    steps = f"takes {format_seconds(short.seconds)} a step, not {format_seconds(report.step_seconds)}, but 19 of 20"
+    assert not any("; another with " in line for line in plain)
+    assert any("more time" in line and "; another with " in line and steps in line for line in told)
+
+
+def test_figures_that_read_alike_are_not_told_as_another() -> None:
+    found = search.design(MODEL, BOX, samples.job()).report
+    report, longer = (
+        replace(found, step=replace(found.step, seconds=seconds), error_band=(0.9, 1.0)) for seconds in (20.0, 20.02)
+    )
+    behind = partial(explain.ranked_behind, report, objective=Objective.TIME)
+    assert behind(longer) == "but 19 of 20 of its steps stay under a time that is 0.1 % longer"
+    chance = format_percent(report.fit_probability or 0.0)
+    assert behind(report) == f"but 19 of 20 of its steps stay under 20.0 s too, and it fits with {chance} too"
+
+
+def test_one_device_has_no_other_order_of_passes() -> None:
+    decision = search.design(samples.model(layers=2), samples.cluster(samples.nodes(devices_per_node=1)), samples.job())
+    assert not any("breadth-first" in line for line in decision.why)
+
+
+def test_plans_that_were_refused_before_they_were_priced_are_counted_apart() -> None:
+    found = explored(MODEL, BOX, samples.job())
+    (plain,), (apart,) = (
+        explain.rejected_for_memory(found.table, replace(found.prices, fits=~found.prices.finite), hopeless=count)
+        for count in (0, 7)
+    )
+    assert apart.count == plain.count + 7
+    assert "not priced" not in plain.example
+    assert "7 of these hold too much at the least, and were not priced" in apart.example
+
+
+def test_a_line_that_grows_manifold_has_both_ends_in_times() -> None:
+    report = search.design(MODEL, BOX, samples.job()).report
+    lines = tuple(replace(line, seconds=10.0 * line.seconds) for line in report.step.lines)
+    longer = replace(report, step=replace(report.step, seconds=10.0 * report.step.seconds, lines=lines))
+    design = search.design(MODEL, BOX, samples.job()).design
+    told = explain.compared(design, report, design, longer, head="this")
+    assert re.search(r"this would take 10\.0 times the time: .+ \d\.\d\d to [\d.]+ times this step", told)
