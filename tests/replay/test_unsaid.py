@@ -82,7 +82,7 @@ def test_stages_on_a_rank_that_are_kept_secret_are_tried():
 
 
 def test_only_where_the_table_says_so():
-    assert {one.plan.schedule.chunks for one in express(row()).others} == {1}
+    assert {one.plan.schedule.chunks for one in express(row(schedule="1f1b")).others} == {1}
     assert not express(row(mbs="1", extra="dispatcher=deepep")).others
     assert not express(row(mbs="1", pp="1", dp="64", extra="vpp not printed")).others
 
@@ -218,3 +218,36 @@ def test_what_is_taken_of_what_is_unsaid_is_told():
     assert found.assumed[-1].endswith("recompute")
     said = replay(row(recompute="full", mbs="1", vpp="2"))
     assert not any(words.startswith("so taken") for words in said.assumed)
+
+
+@pytest.mark.parametrize(
+    ("cells", "tried"),
+    [
+        ({}, True),
+        ({"framework": "NeMo 2.0"}, True),
+        ({"mbs": "1"}, False),
+        ({"schedule": "1f1b"}, False),
+        ({"vpp": "1"}, False),
+        ({"framework": "Colossal-AI"}, False),
+    ],
+)
+def test_megatron_core_may_have_interleaved_where_microbatch_and_schedule_are_not_told(cells, tried):
+    found = express(row(**{**DENSE, "mbs": "", **cells}))
+    chunks = {one.plan.schedule.chunks for one in (found.design, *found.others)}
+    assert (len(chunks) > 1) is tried
+    assert ("one stage on a rank or several, whatever is predicted fastest" in found.assumed) is tried
+
+
+@pytest.mark.parametrize(
+    ("framework", "counts", "taken"),
+    [("Megatron-Core", {8, 15, 22}, "full recompute of 30 of 60 layers"), ("Accelerate", set(), "full recompute")],
+)
+def test_megatron_core_may_have_computed_some_layers_again(framework: str, counts: set[int], taken: str):
+    """A quarter, a half or three quarters of a stage's, and not all of them where fewer leave room."""
+    tight = {**DENSE, "tp": "4", "pp": "2", "dp": "16", "mbs": "8", "gbs": "2048", "layers": "60", "zero": "1"}
+    run = row(**tight, framework=framework, recompute="", flash="yes")
+    some = [one.plan.stages for one in express(run).smaller if len(one.plan.stages[0].groups) > 1]
+    assert {stages[0].groups[0].stop - 1 for stages in some} == counts
+    for first, rest in (stage.groups for stages in some for stage in stages):
+        assert (first.recompute, rest.recompute) == (Recompute.FULL, Recompute.NONE)
+    assert replay(run).assumed[-1] == f"so taken: microbatches of 8, {taken}"

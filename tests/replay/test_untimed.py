@@ -19,4 +19,4 @@ def test_runs_that_tell_no_seconds_of_a_step_are_spoken_of(tmp_path: Path, capsy
         table.writerows([ROW, {**ROW, "id": "row-2", "iter_s": "", "tflops_gpu": "100"}])
     assert main(["validate", str(file)]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "predicted runs without seconds of a step: 1 (1 with tflops_gpu and no flop_conv that is known)" in told
+    assert "predicted runs without seconds of a step: 1 (1 with FLOP/s and no flop_conv that is known)" in told

@@ -182,6 +182,39 @@ def pcie(*, generation: int) -> Link:
     )
 
 
+_BRIDGED = "by analogy with links of V100, which have no switch either; not measured"
+
+
+def _bridge(gigabytes: float, title: str) -> Link:
+    """What joins two boards, by what its source prints for both ways together."""
+    return Link(
+        bandwidth=gigabytes / 2 * GB,
+        latency_seconds=3.4e-6,
+        efficiency=NVLINK_V100.efficiency,
+        sources={
+            "bandwidth": f"{title}: {gigabytes:g} GB/s both ways",
+            "efficiency": _BRIDGED,
+            "latency_seconds": _STEP,
+        },
+    )
+
+
+_AMPERE = "NVIDIA GA102 architecture paper and data sheets of A6000 and A40, four links of NVLink 3"
+_TURING = "NVIDIA Turing architecture paper, two links of NVLink 2"
+BRIDGES: Mapping[str, Link] = MappingProxyType(
+    {
+        **dict.fromkeys(("RTX-3090", "A6000", "A40"), _bridge(112.5, _AMPERE)),
+        **dict.fromkeys(("Titan-RTX", "RTX-8000", "RTX-2080Ti"), _bridge(100.0, _TURING)),
+        "A30": _bridge(200.0, "NVIDIA A30 data sheet"),
+        **dict.fromkeys(("A100-80GB-PCIe", "A100-40GB-PCIe"), _bridge(600.0, "NVIDIA A100 PCIe data sheet")),
+        "A800-80GB-PCIe": _bridge(400.0, "NVIDIA A800 PCIe data sheet"),
+        "H100-PCIe": _bridge(600.0, "NVIDIA H100 PCIe data sheet"),
+        "H100-NVL": _bridge(600.0, "NVIDIA H100 NVL data sheet"),
+        "H200-NVL": _bridge(900.0, "NVIDIA H200 NVL data sheet"),
+    }
+)
+
+
 def network(
     *,
     gigabits: float,

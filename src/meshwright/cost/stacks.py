@@ -96,6 +96,49 @@ _CORE: Mapping[str, Any] = {
     "placeholders": True,
     "sums_biases": False,
 }
+# Primus' recipes add gradients up apart from their products (gradient_accumulation_fusion in examples/megatron/configs)
+_PRIMUS: Mapping[str, Any] = {**_CORE, "fused_accumulation": False, "placeholders": False}
+# huggingface/nanotron of 2024, module by module in PyTorch: gates unfused (GLUActivation in models/llama.py), kernels
+# for norms (TritonRMSNorm), logits cast to fp32 for a loss over tensor ranks' parts, gradients in fp32 that each
+# product's is added to (optim/gradient_accumulator.py) and that travel during the last backward; stages wait for what
+# they send and receive (pipeline_parallel/p2p.py), whole features of it.
+_NANOTRON: Mapping[str, Any] = {
+    **_MEGATRON,
+    "eager": True,
+    "overlap": True,
+    "fused_accumulation": False,
+    "scatters_transfers": False,
+    "stops_early": True,
+}
+# ServiceNow/Fast-LLM: its own backward with Triton's kernels for norms, rotations, gates, loss and AdamW
+# (fast_llm/functional/triton), gradients with the loss (entropy_loss.py); buffers in the precision that multiplies, and
+# gradients that are added to a sum in fp32 (update_linear_gradients in functional/linear.py).
+_FAST_LLM: Mapping[str, Any] = {
+    "attention_kernel": AttentionKernel.FLASH_2,
+    "shard_copies": ShardCopies.NONE,
+    "eager": False,
+    "composite_norms": False,
+    "dense_masks": False,
+    "casts_each_pass": False,
+    "keeps_copies": True,
+    "loss_kernel": LossKernel(early=True),
+}
+# DeepSpeed's transformer kernels of 2020 (csrc/transformer): biases, dropout, activations, residuals and norms fused,
+# scores softmaxed in one pass; parameters in fp16.
+_FUSED_LAYERS: Mapping[str, Any] = {
+    **_OLD_NCCL,
+    "fused_attention": False,
+    "dropout": True,
+    "eager": False,
+    "composite_norms": False,
+    "dense_masks": False,
+    "casts_each_pass": False,
+    "keeps_copies": True,
+    "adds_narrow": True,
+    "fused_loss": False,
+    "sums_biases": False,
+    "stops_early": False,
+}
 _TITAN: Mapping[str, Any] = {
     "attention_kernel": AttentionKernel.FLASH_2,
     "fused_loss": False,
@@ -166,7 +209,7 @@ _GRAPHS: Mapping[str, Mapping[str, Any]] = {
         "experts": ExpertHandling(biases_apart=True, pads=True, fused=True),
     },
 }
-_WITH_MODULES = ("megatron-core", "nemo", "megatron-bridge")
+_WITH_MODULES = ("megatron-core", "primus", "nemo", "megatron-bridge")
 OWN, _ON_TPUS = "torch", "xla"  # this runtime, and what runs where it does not
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
@@ -209,6 +252,10 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "megatron-deepspeed": Software(**_PIPES, keeps_terms=True),
         "deepspeed-3d": Software(**_FIRST_PIPES),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "nanotron": Software(attention_kernel=AttentionKernel.FLASH_2, **_NANOTRON),
+        "fast-llm": Software(**_FAST_LLM),
+        "fast-llm-unfused": Software(fused_attention=False, plain_softmax=True, **_FAST_LLM),
+        "deepspeed-2020": Software(**_FUSED_LAYERS),
         "scaling": Software(attention_kernel=AttentionKernel.FLASH_2, plain_norms=True, **_SCALING),
         "scaling-fused-norms": Software(attention_kernel=AttentionKernel.FLASH_2, **_SCALING),
         "scaling-flash-1": Software(attention_kernel=AttentionKernel.FLASH_1, plain_norms=True, **_SCALING),
@@ -233,6 +280,10 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             **{**_CORE, "overlap": False, "waits_in_loops": True, "hides_gradients": False}
         ),
         **{f"megatron-core{name}": _sending(_CORE, **how) for name, how in _EXPERTS.items()},
+        **{f"primus{name}": _sending(_PRIMUS, **how) for name, how in _EXPERTS.items()},
+        # fully_shard of a layer at a time with no precision of its own (torch_fully_sharded_data_parallel.py of
+        # Megatron-Core): bf16 is gathered, and gradients are summed as they are
+        "primus-fsdp2": Software(**{**_PRIMUS, "shard_copies": ShardCopies.UNITS, "adds_narrow": True}),
         **{f"nemo{name}": _sending(_NEMO, **how) for name, how in _EXPERTS.items()},
         **{
             f"megatron-bridge{name}{graphs}": _sending({**_BRIDGE, **captured}, **how)

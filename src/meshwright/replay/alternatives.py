@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from meshwright import schedule
+from meshwright.replay.stages import in_parts
 from meshwright.spec.plan import BlockGroup, Design, Offload, Recompute, Schedule, ScheduleKind, Stage
 
 _MICROBATCHES = (2, 4, 8, 16, 32)
 _CHUNKS = (2, 3, 4, 5, 6, 7, 8, 10, 12)
+_SHARES = (0.25, 0.5, 0.75)  # of a stage's layers
 _MORE = {  # computed again than that
     Recompute.NONE: (Recompute.SELECTIVE, Recompute.FULL),
     Recompute.SELECTIVE: (Recompute.FULL,),
@@ -25,11 +27,26 @@ def alternatives(design: Design, *, microbatches: bool, chunks: bool) -> tuple[D
     return (*batches[1:], *(one for one in layered if one is not None))
 
 
-def smaller(designs: Sequence[Design]) -> tuple[Design, ...]:
-    """Every design with attention and with every layer computed again, where that is more than before; with activations
-    in the host's memory where there is one stage."""
+def smaller(designs: Sequence[Design], *, some: bool) -> tuple[Design, ...]:
+    """Every design with attention and with every layer computed again, where that is more than before, and of `some`
+    stacks with the first layers of each stage; with activations in the host's memory where there is one stage."""
     found = [_with(one, recompute=how) for one in designs for how in _MORE[one.plan.first_group.recompute]]
+    plain = [one for one in designs if some and one.plan.first_group.recompute is not Recompute.FULL]
+    found += [_with_again(one, share) for one in plain for share in _SHARES]
     return (*found, *(_with(one, offload=Offload.ACTIVATIONS) for one in designs if one.plan.pipeline == 1))
+
+
+def _with_again(design: Design, share: float) -> Design:
+    """With that share of the layers of each stage computed again, the first ones, and no more of the others."""
+
+    def parted(stage: Stage) -> tuple[BlockGroup, ...]:
+        start, stop = stage.groups[0].start, stage.groups[-1].stop
+        layers = stop - start - (start == 0) - (stop == len(design.model.layers) + 2)
+        whole = replace(stage.groups[0], stop=stop, recompute=Recompute.FULL)
+        return in_parts(whole, None, round(share * layers))
+
+    stages = tuple(replace(stage, groups=parted(stage)) for stage in design.plan.stages)
+    return replace(design, plan=replace(design.plan, stages=stages))
 
 
 def _with(design: Design, *, recompute: Recompute | None = None, offload: Offload | None = None) -> Design:

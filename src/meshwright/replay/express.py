@@ -112,7 +112,7 @@ class _Reader:
             design=design,
             assumed=tuple(self.assumed),
             others=others,
-            smaller=() if self.run.text("recompute") else smaller((design, *others)),
+            smaller=() if self.run.text("recompute") else smaller((design, *others), some=self.stack.counts_again),
         )
 
     def _padded(self, model: ModelSpec) -> ModelSpec:
@@ -226,6 +226,8 @@ class _Reader:
         """Sequences of a microbatch, and microbatches of a data rank."""
         microbatch, steps = self.run.whole("mbs"), self.run.whole("ga")
         batch = self.run.batch or _refuse("gbs is not printed")
+        if self.run.steps_once:
+            self.assumed.append("one microbatch a step: neither gbs nor ga is printed")
         if microbatch is None and steps is None:
             self.open = True
             microbatch = self._assume("the microbatch that is predicted fastest", 1)
@@ -250,6 +252,9 @@ class _Reader:
         kind = _SCHEDULES[name]
         if pipeline == 1:
             return ScheduleKind.ONE_F_ONE_B, 1
+        if self.open and not name and self.run.whole("vpp") is None and self.stack.interleaves:
+            self.assumed.append("one stage on a rank or several, whatever is predicted fastest")
+            self.loops = True
         if kind is ScheduleKind.INTERLEAVED and chunks == 1:
             kind = self._assume("as many stages on a rank as are predicted fastest", ScheduleKind.ONE_F_ONE_B)
             self.loops = True

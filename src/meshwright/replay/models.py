@@ -10,6 +10,7 @@ from typing import NoReturn, TypeVar
 
 from meshwright import catalog
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle
+from meshwright.replay.feed_forwards import gated_width, gates, plain_width
 from meshwright.replay.hybrids import hybrid, known_hybrid
 from meshwright.replay.runs import Run
 from meshwright.replay.words import model_kind
@@ -20,7 +21,7 @@ from meshwright.spec.model import ModelSpec
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
 _CAPACITY = re.compile(r"capacity[ _]factor\s*[=:]?\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
 _PREDICTIONS = re.compile(r"max_predictions(?:_per_seq)?\s*[=:]\s*([1-9]\d{0,6})", re.IGNORECASE)
-_GATHERS, _MASKED = ("tensorflow", "apex", "fairseq"), 0.15
+_GATHERS, _MASKED = ("tensorflow", "apex", "fairseq", "transformer kernel"), 0.15
 _SEES_ALL = ("vit", "deit", "electra")  # classes of every patch, and whether each token is the true one (2003.10555)
 _WIDE = 2560  # from here on heads of GPT-3 (2005.14165, table 2.1) are of 80 to 128 features
 T = TypeVar("T")
@@ -65,18 +66,18 @@ class _Reader:
             vocab = self.run.whole("vocab")
             return catalog.with_vocab(preset, vocab=vocab) if vocab else preset
         if kind in ("bert", "t5"):
-            whole = self._llama() if self.run.is_yes("gated") else self._gpt()
+            whole = self._llama() if gates(self.run) else self._gpt()
             return self._masked(_encoder(whole)) if kind == "bert" else self._encoder_decoder(whole)
-        if kind == "gpt" and not self.run.is_yes("gated"):
+        if kind == "gpt" and not gates(self.run):
             return self._gpt()
-        if kind == "llama" and self.run.is_yes("gated") is False:
+        if kind == "llama" and not gates(self.run):
             if self.run.text("arch").lower() == "llama":
                 _refuse("a llama whose feed-forward is not gated")
             return self._gpt()
         if kind == "mamba":
             bare = _Reader(self.run, [])._llama()
             return hybrid(self.run, bare, kind=kind, attends=_attention(bare), mixture=None, assumed=self.assumed)
-        model = self._gpt() if self.run.is_yes("gated") is False and kind == "moe" else self._llama()
+        model = self._llama() if gates(self.run) or kind != "moe" else self._gpt()
         family = kind.removesuffix("-moe")
         if family in ("hybrid-mamba", "jamba", "linear"):
             return self._hybrid(model, family=family, mixed=kind.endswith("-moe"))
@@ -109,7 +110,7 @@ class _Reader:
             heads=self._heads(width),
             kv_heads=self.run.whole("kv_heads"),
             head_dim=self.run.whole("head_dim"),
-            hidden=self.run.whole("ffn"),
+            hidden=self.run.whole("ffn") or self._assume("a feed-forward of four times the width", plain_width(width)),
             vocab=self._vocab(),
             positions=self._length(),
         ).build()
@@ -124,7 +125,7 @@ class _Reader:
             heads=self._heads(width),
             kv_heads=self.run.whole("kv_heads"),
             head_dim=self.run.whole("head_dim"),
-            hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", _multiple_of_256(8 * width // 3)),
+            hidden=hidden or self._assume("a gated feed-forward of 8/3 of the width", gated_width(width)),
             vocab=self._vocab(),
             max_positions=self._length(),
         ).build()
@@ -133,7 +134,9 @@ class _Reader:
         """With a head over the tokens that are to be guessed, where they are gathered before it.
 
         TensorFlow's BERT does so (gather_indexes in google-research/bert, run_pretraining.py), NVIDIA's of PyTorch on
-        apex (modeling.py) and fairseq (masked_tokens of its RoBERTa); Megatron's and Hugging Face's give all to it.
+        apex (modeling.py), fairseq (masked_tokens of its RoBERTa) and DeepSpeed with its transformer
+        kernels (masked_token_indexes in training/bing_bert of DeepSpeedExamples); Megatron's and Hugging Face's give
+        all to it.
         """
         told, length = _PREDICTIONS.search(self.run.text("extra")), self.run.lengths.encoder
         framework = self.run.text("framework").lower()
@@ -198,8 +201,8 @@ class _Reader:
         if hidden is None:
             wide = self.run.whole("ffn") or _refuse("expert_ffn is not printed")
             hidden = self._assume("experts as wide as a feed-forward is", wide)
-        squared = self._kind_is_parted() and self.run.is_yes("gated") is not True
-        gated = not squared and self.run.is_yes("gated") is not False
+        gated = gates(self.run)
+        squared = self._kind_is_parted() and not gated
         activation = Activation.RELU_SQUARED if squared else Activation.SILU
         norm, shared = Norm(width=width), self._shared()
         beside = FeedForward(width=width, hidden=shared * hidden, norm=None, gated=gated, activation=activation)
@@ -333,10 +336,6 @@ def _decoded(model: ModelSpec, count: int, *, share: float) -> ModelSpec:
         layers=(encoder,) * count + (own, across) * count,
         head=replace(model.head, tokens=share),
     )
-
-
-def _multiple_of_256(value: int) -> int:
-    return -(-value // 256) * 256
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from meshwright.catalog.node_links import GB, NVLINK_V100, ethernet, network, omni_path, pcie
+from meshwright.catalog.node_links import BRIDGES, GB, NVLINK_V100, ethernet, network, omni_path, pcie
 from meshwright.replay.rates import (
     REMOTE,
     SLOW,
@@ -18,6 +18,7 @@ from meshwright.replay.rates import (
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import Link, NodeGroup, Precision
 
+_NVLINK = re.compile(r"nv-?link", re.IGNORECASE)
 _HOST_DRIVEN = re.compile(r"omni-?path|\bopa\b", re.IGNORECASE)
 _PIECES = re.compile(r"(?=[;,+])")  # each with what sets it apart
 _BETWEEN = re.compile(r"\bbetween\b", re.IGNORECASE)
@@ -46,6 +47,10 @@ def says_network(text: str) -> bool:
     """Whether a kind of network, a generation or a rate is read in `text`."""
     kinds = (SLOW, REMOTE, _HOST_DRIVEN, _NAMED)
     return any(kind.search(text) for kind in kinds) or says_rate(text) or generation(text) is not None
+
+
+def says_nvlink(text: str) -> bool:
+    return _NVLINK.search(text) is not None
 
 
 def unread(text: str) -> tuple[str, ...]:
@@ -87,24 +92,49 @@ def _kind(link: str, group: NodeGroup) -> Link:
 
 
 def _inside(run: Run, group: NodeGroup) -> NodeGroup:
-    """`group` with the link in its nodes where the source says PCI Express, or a switch that its preset lacks."""
+    """`group` with the link in its nodes where the source says PCI Express, a bridge, or a switch that it lacks."""
     text = run.text("intra_link").lower()
     if "pci" in text and "nvlink" not in text:
-        number = re.search(r"(?:gen\s*|express\s*|pcie\s*)([345])", text)
+        number = re.search(r"(?:gen\s*|express\s*|pcie\s*)([345])(?![.\d]*\s*g)", text)
         return replace(group, inside=_lanes(run.text("intra_link"), int(number[1]) if number else _generation(group)))
+    if says_nvlink(text) and _on_boards(group):
+        bridge = BRIDGES.get(group.device.name)
+        return group if bridge is None or _joined_by_more(run, group) else replace(group, inside=bridge)
     if group.inside.fits == NVLINK_V100.fits and (group.devices_per_node > 8 or "switch" in text):
         return replace(group, inside=_SWITCHED_V100)
     return group
 
 
+def unbridged(run: Run, group: NodeGroup) -> str:
+    """Why what `intra_link` says of boards joined by NVLink is not taken, in words; nothing where it is."""
+    if not says_nvlink(run.text("intra_link")) or not _on_boards(group):
+        return ""
+    if group.device.name not in BRIDGES:
+        return f"no bridge of NVLink joins {group.device.name}"
+    return "a bridge joins two boards, and more are in a node" if _joined_by_more(run, group) else ""
+
+
+def _on_boards(group: NodeGroup) -> bool:
+    """Whether devices meet over PCI Express in the nodes of the catalog."""
+    return "PCI Express" in group.inside.sources.get("bandwidth", "")
+
+
+def _joined_by_more(run: Run, group: NodeGroup) -> bool:
+    """Whether more than the two devices that a bridge joins are used in a node."""
+    return min(group.devices_per_node, run.whole("n_gpus") or group.devices_per_node) > 2
+
+
 def _lanes(text: str, generation: int) -> Link:
-    """PCI Express of `generation`; where the source says bits a second, and not lanes, that is what it reaches."""
-    link, said = pcie(generation=generation), re.search(r"(\d+(?:\.\d+)?)\s*Gb(?:it)?/s", text)
-    if said is None:
+    """PCI Express of `generation`, as many lanes as are said; a rate below what they carry is what is reached."""
+    link, lanes = pcie(generation=generation), re.search(r"(?<![\d.])(?:x\s*(1|2|4|8|16)|(1|2|4|8|16)\s*lanes)\b", text)
+    share = int(lanes[1] or lanes[2]) / 16 if lanes else 1.0
+    across = (link.across_sockets or link.bandwidth) * share
+    link = replace(link, bandwidth=share * link.bandwidth, across_sockets=across)
+    said = re.search(r"(\d+(?:\.\d+)?)\s*G(?:(b(?:it)?)|B(?:yte)?)/s", text)
+    rate = float(said[1]) / (8 if said[2] else 1) * GB if said else link.bandwidth
+    if rate >= link.bandwidth:
         return link
-    rate = float(said[1]) / 8 * GB
-    across = (link.across_sockets or rate) * rate / (link.bandwidth * link.efficiency)
-    return replace(link, bandwidth=rate, efficiency=1.0, across_sockets=across)
+    return replace(link, bandwidth=rate, efficiency=1.0, across_sockets=across * rate / link.achieved)
 
 
 def _generation(group: NodeGroup) -> int:

@@ -10,7 +10,7 @@ from meshwright import cost
 from meshwright.replay.express import Expressed
 from meshwright.replay.runs import Run
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.plan import Design, Offload, Recompute
+from meshwright.spec.plan import BlockGroup, Design, Offload, Recompute
 from meshwright.spec.report import Report
 
 _UNLIKELY = 0.1  # to fit: memory is seldom so far off
@@ -56,8 +56,19 @@ def taken(expressed: Expressed, found: Design) -> tuple[str, ...]:
     words = [f"microbatches of {plan.microbatch}"]
     words += [f"{plan.schedule.chunks} stages on a rank"] if plan.schedule.chunks > 1 else []
     words += [f"{group.recompute.value} recompute" if group.recompute is not Recompute.NONE else "no recompute"]
+    blocks = plan.groups[-1].stop
+    again, every = (
+        sum(_layers(part, blocks) for part in plan.groups if part.recompute in kinds)
+        for kinds in ((Recompute.FULL,), tuple(Recompute))
+    )
+    words[-1] += f" of {again} of {every} layers" if 0 < again < every else ""
     words += ["activations in the host's memory"] if group.offload is Offload.ACTIVATIONS else []
     return (f"so taken: {', '.join(words)}",)
+
+
+def _layers(part: BlockGroup, blocks: int) -> int:
+    """Those of `part` between the embedding and the head of so many blocks."""
+    return min(part.stop, blocks - 1) - max(part.start, 1)
 
 
 def in_alike_parts(runs: Sequence[Run]) -> list[list[int]]:

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from meshwright.replay.columns import NUMBERS, WORDS
-from meshwright.replay.machines import slices_said
-from meshwright.replay.networks import says_network, unread
+from meshwright.replay.machines import machines_of, slices_said
+from meshwright.replay.networks import says_network, says_nvlink, unbridged, unread
 from meshwright.replay.runs import Run
 from meshwright.replay.words import model_kind
 
@@ -59,6 +59,9 @@ def _of(run: Run) -> Iterator[str]:
         yield f"inter_link {link!r}: {' and '.join(numbers)} is read as no rate and no count of adapters"
     if inside and not _INSIDE.search(inside):
         yield f"intra_link {inside!r} names no link: the usual one of such machines is taken"
+    machines = machines_of(run, assumed=[]) if says_nvlink(inside) else ""
+    for why in () if isinstance(machines, str) else {unbridged(run, group) for group in machines.spec.groups} - {""}:
+        yield f"intra_link {inside!r} is not read: {why}"
     if not _has_experts(run):
         unread_there = ("n_shared", "topk", *(("expert_ffn",) if run.whole("ffn") else ()))
         for name in (name for name in unread_there if run.whole(name)):

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from meshwright.replay.columns import faults, values
-from meshwright.replay.flops import step_flops
+from meshwright.replay.flops import step_flops, uncounted
 from meshwright.replay.words import yes_or_no
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.paths import expanded
@@ -111,7 +111,14 @@ class Run:
         """Sequences of one step: as printed, else from microbatches, accumulation and data parallel ranks."""
         ranks = (self.whole(name) or 1 for name in ("tp", "pp", "cp"))
         data = self.whole("dp") or (self.whole("n_gpus") or 0) // math.prod(ranks)
-        return self.whole("gbs") or (self.whole("mbs") or 0) * (self.whole("ga") or 0) * data or None
+        steps = self.whole("ga") or int(self.steps_once)
+        return self.whole("gbs") or (self.whole("mbs") or 0) * steps * data or None
+
+    @property
+    def steps_once(self) -> bool:
+        """Whether one microbatch a step has to be assumed: neither a batch nor accumulation is printed, and there is no
+        pipeline, which one would leave empty."""
+        return not self.text("gbs") and not self.text("ga") and (self.whole("pp") or 1) == 1
 
     @property
     def lengths(self) -> Lengths:
@@ -144,6 +151,11 @@ class Run:
             return self.tokens / (rate * devices)
         flops, achieved = step_flops(self), self._achieved
         return flops / (achieved * devices) if flops and achieved and devices else None
+
+    @property
+    def uncounted(self) -> str:
+        """Why FLOP/s that are printed give no seconds, in words; nothing where they do or none are printed."""
+        return uncounted(self) if self._achieved else ""
 
     @property
     def _achieved(self) -> float | None:

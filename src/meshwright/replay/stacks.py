@@ -94,8 +94,15 @@ class Stack:
             fused = self._fuses(unless=self.has(_XLA_2022))
             young = "xla" if self._device.kind is DeviceKind.TPU else "xla-gpu"
             return f"{young}{self._kept_by_policy()}" if fused else self._xla_2022()
+        if self.has(("nanotron",)) and self._fuses(unless=False):
+            return "nanotron"
+        if self.has(("fast-llm", "fast_llm", "fastllm")):
+            return "fast-llm" if self._fuses(unless=False) else "fast-llm-unfused"
+        if self.has(("deepspeed",)) and self.has(("transformer kernel", "bert kernel")):
+            return "deepspeed-2020"
+        of_megatron = self.has(("primus",)) and not self.has(("torchtitan",))
         for name, stack in _TORCH.items():
-            if self.has((name,)):
+            if self.has((name,)) and not of_megatron:
                 return self._titan() if self.has(("torchtitan",)) else self._eager() if name == "fsdp" else stack
         if self.has(("llm.c", "llmq")):
             return "llm.c"
@@ -165,6 +172,18 @@ class Stack:
     def usual_schedule(self) -> str:
         """What its pipelines do where a run does not say: Llama 3's stages were interleaved (2407.21783, 3.3.2)."""
         return "interleaved-1f1b" if self.has(("llama 3",)) else ""
+
+    @property
+    def counts_again(self) -> bool:
+        """Whether it computes so many layers of a stage again as it is told (recompute_method block and
+        recompute_num_layers of Megatron-Core's transformer_config.py)."""
+        return self.is_recent
+
+    @property
+    def interleaves(self) -> bool:
+        """Whether stages on a rank may have been chosen where neither schedule nor microbatch is told: Megatron-Core
+        hides what goes between stages with several on a rank alone (overlap_p2p_comm in model_parallel_config.py)."""
+        return self.is_recent and not self.has(_DUAL)
 
     @property
     def copies_slices(self) -> bool:
@@ -328,7 +347,9 @@ class Stack:
         if self.has(_DUAL):
             self._assume("tokens cross to a node once, beside other work (2412.19437)", None)
             return f"megatron-core{_BOTH}" + (f":{self.modules}" if self.modules else "")
-        name = "nemo" if self.is_tuned else "megatron-core"
+        if self.has(("primus",)) and self.has(("fsdp2",)):
+            return "primus-fsdp2"
+        name = "nemo" if self.is_tuned else "primus" if self.has(("primus",)) else "megatron-core"
         name = "megatron-bridge" if self.has(("megatron-bridge",)) else name
         name += ("-deepep" if once else "") + ("-overlap" if "moe_a2a_overlap" in extra else "")
         name += self._graphs() if self.has(("megatron-bridge",)) else ""

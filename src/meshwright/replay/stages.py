@@ -49,12 +49,13 @@ def stages(
     """Stages between `edges` on their `ranks`; what is offloaded is of the first `layers_away` of each, and what is
     computed again of the first `again`, where said."""
     return tuple(
-        Stage(rank=rank, groups=_groups(replace(settings, start=start, stop=stop), layers_away, again))
+        Stage(rank=rank, groups=in_parts(replace(settings, start=start, stop=stop), layers_away, again))
         for rank, (start, stop) in zip(ranks, pairwise(edges), strict=True)
     )
 
 
-def _groups(whole: BlockGroup, layers_away: int | None, again: int | None) -> tuple[BlockGroup, ...]:
+def in_parts(whole: BlockGroup, layers_away: int | None, again: int | None) -> tuple[BlockGroup, ...]:
+    """The blocks of a stage as `stages` parts them."""
     if layers_away is None and again is None:
         return (whole,)
     here, redone = (

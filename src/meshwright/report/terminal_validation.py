@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING
@@ -53,8 +54,9 @@ def _untimed(found: Validation) -> list[Text]:
     runs = [row.run for row in found.rows if not row.reason and row.run.ran and row.run.seconds is None]
     if not runs:
         return []
-    counted = sum(bool(run.text("tflops_gpu")) for run in runs)
-    said = f" ({counted:,} with tflops_gpu and no flop_conv that is known)" if counted else ""
+    rated = Counter(why for run in runs if (why := run.uncounted))
+    each = "; ".join(f"{count:,} with FLOP/s and {why}" for why, count in rated.most_common())
+    said = f" ({each})" if each else ""
     fix = "give iter_s, tokens_s_gpu, or tflops_gpu with flop_conv (docs/validate.md)"
     return [Text(f"time: predicted runs without seconds of a step: {len(runs):,}{said}; {fix}")]
 

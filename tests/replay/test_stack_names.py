@@ -1,0 +1,63 @@
+"""Stacks that are of no family: by their names, and what sets them apart."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cost.shard_copies import ShardCopies
+from meshwright.cost.stacks import software
+from meshwright.replay.express import express
+from meshwright.replay.published import replay
+from meshwright.spec.model import ModelSpec
+from tests.replay.test_validate import row
+
+PLAIN = {"tp": "1", "pp": "1", "dp": "16", "zero": "3", "flash": "yes", "precision": "bf16", "gpu": "H100"}
+
+
+@pytest.mark.parametrize(
+    ("cells", "name"),
+    [
+        ({"framework": "Primus (Megatron-LM, FSDP2)"}, "primus-fsdp2"),
+        ({"framework": "Primus (Megatron-LM)"}, "primus"),
+        ({"framework": "Primus (torchtitan)"}, "torch-2024"),
+        ({"framework": "torchtitan (FSDP2)"}, "torch-2024"),
+        ({"framework": "Nanotron"}, "nanotron"),
+        ({"framework": "Nanotron", "flash": "flash-attn 2.5.0"}, "nanotron"),
+        ({"framework": "Fast-LLM"}, "fast-llm"),
+        ({"framework": "Fast-LLM", "flash": "no"}, "fast-llm-unfused"),
+        ({"framework": "DeepSpeed (fused transformer kernels, 2020)", "flash": "no"}, "deepspeed-2020"),
+        ({"framework": "DeepSpeed", "flash": "no"}, "torch-2021"),
+    ],
+)
+def test_a_stack_is_known_by_its_own_name(cells: dict[str, str], name: str) -> None:
+    found = express(row(**{**PLAIN, **cells}))
+    assert found.design.job.software == name
+    assert not any("no model of it is known" in told for told in found.assumed)
+
+
+def test_primus_has_the_kernels_of_megatron_core_and_sums_gradients_apart() -> None:
+    core, plain, sharded = map(software, ("megatron-core", "primus", "primus-fsdp2"))
+    assert core.fused_accumulation
+    assert not plain.fused_accumulation
+    assert (plain.eager, plain.shard_copies) == (False, ShardCopies.NONE)
+    assert (sharded.eager, sharded.shard_copies) == (False, ShardCopies.UNITS)
+
+
+def test_nanotron_is_slower_than_fused_megatron_and_fast_llm_quicker_than_torch() -> None:
+    ddp = {**PLAIN, "zero": "1", "arch": "llama", "ffn": "5632", "framework": ""}
+    seconds = {}
+    for name in ("Nanotron", "Colossal-AI", "Fast-LLM", "Accelerate"):
+        point = replay(row(**{**ddp, "framework": name})).point
+        assert point is not None
+        seconds[name] = point.predicted_seconds
+    assert seconds["Nanotron"] > seconds["Colossal-AI"]
+    assert seconds["Fast-LLM"] < seconds["Accelerate"]
+
+
+def test_deepspeeds_bert_gathers_the_tokens_to_be_guessed() -> None:
+    def head(framework: str) -> float:
+        model: ModelSpec = express(row(**{**PLAIN, "arch": "bert", "flash": "no", "framework": framework})).design.model
+        return model.head.tokens
+
+    assert head("DeepSpeed (fused transformer kernels, 2020)") == 0.15
+    assert head("DeepSpeed") == 1.0
