@@ -65,8 +65,10 @@ def document(design: Design, ask: Ask) -> Document:
         return _made(ask, found, text, suffix=".sbatch", use="sbatch", grace=grace, notes=notes)
     if ask.place is Place.KUBERNETES:
         text = kubernetes.manifest(design, ask, found=found, grace=grace)
+        notes += kubernetes.notes(design, nodes=len(found))
         return _made(ask, found, text, suffix=".jobset.yaml", use="kubectl apply -f", grace=grace, notes=notes)
     text = dstack.task(ask, found=found, grace=grace)
+    notes += dstack.volume_notes(ask, nodes=len(found))
     use = "dstack apply -f"
     return _made(ask, found, text, suffix=".dstack.yml", use=use, grace=grace, notes=notes, design=design)
 
