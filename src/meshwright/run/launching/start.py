@@ -59,7 +59,7 @@ def document(design: Design, ask: Ask) -> Document:
     predicted = cost.predict(design)
     grace = grace_seconds(ask, job=design.job, predicted=predicted)
     asked = "asked for" if ask.grace_seconds is not None else "predicted"
-    notes = (f"{format_seconds(grace)} are kept to save in ({asked})",)
+    notes: tuple[str, ...] = (f"{format_seconds(grace)} are kept to save in ({asked})",)
     if ask.place is Place.SLURM:
         text = slurm.script(design, ask, found=found, grace=grace)
         return _made(ask, found, text, suffix=".sbatch", use="sbatch", grace=grace, notes=notes)
