@@ -15,7 +15,8 @@ from meshwright import catalog, search
 from meshwright.cli import main
 from meshwright.cost import PlanTable
 from meshwright.cost.stacks import SOFTWARE
-from meshwright.export import NotExpressible, Peer, Verdict, export, holder, meaning, read
+from meshwright.export import NotExpressible, Peer, Verdict, export, holder, read
+from meshwright.export.peers import nearest
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import Explorer
 from meshwright.spec.errors import ConfigError, NoPlanFits
@@ -45,7 +46,7 @@ def test_every_plan_for_a_trainer_is_exported_and_says_the_same(
     for entry in decision.ranked:
         made = replace(decision.design, plan=entry.plan)
         found = export(made, to=peer)
-        assert read(found.text, to=peer) == meaning(made)
+        assert read(found.text, to=peer) == nearest(made, to=peer)
         assert not [line for line in found.lines if line.verdict is Verdict.DIFFERS]
 
 

@@ -31,7 +31,8 @@ DEEPSPEED = f"""
 cat > ds_config.json <<'JSON'
 {CONFIG}
 JSON
-deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --no-pipeline-parallel --zero-stage 2 --micro-batch-size 2 \\
+deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds_config.json --zero-stage 2 \\
+  --no-pipeline-parallel --micro-batch-size 2 \\
   --global-batch-size 64 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 --vocab-size 50257 \\
   --seq-length 1024 --max-position-embeddings 1024 --lr 1e-4 --train-iters 100
 """

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.export import NotExpressible, Peer, Verdict, check, export, meaning, read
+from meshwright.export import NotExpressible, Peer, Verdict, check, export, read
+from meshwright.export.peers import nearest
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import Decay
@@ -135,7 +136,7 @@ def test_what_a_peer_can_say(peer: Peer, choices: dict[str, Any], words: tuple[s
     entry = design(**choices)
     found = export(entry, to=peer)
     assert [word for word in words if word not in found.text] == []
-    assert read(found.text, to=peer) == meaning(entry)
+    assert read(found.text, to=peer) == nearest(entry, to=peer)
 
 
 @pytest.mark.parametrize(("peer", "choices", "what"), UNSAID)

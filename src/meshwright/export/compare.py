@@ -11,8 +11,8 @@ from meshwright.export.meaning import Meaning, Sizes, Steps
 
 
 class Verdict(StrEnum):
-    """`kept`: read back equal. `lost`: not the plan's layout, and the peer does it in its own way. `differs`: read back
-    as something else, so the flags are not this plan."""
+    """`kept`: read back equal. `lost`: no flag of the peer says it, and it goes its own way. `differs`: read back as
+    something else, so the flags are not this plan."""
 
     KEPT = "kept"
     LOST = "lost"
@@ -29,19 +29,22 @@ class Line:
     verdict: Verdict
 
 
-def compare(wanted: Meaning, found: Meaning) -> tuple[Line, ...]:
-    """A line for every field of a meaning, those of the model and the optimizer by their own names."""
-    return tuple(_lines("", wanted, found))
+def compare(wanted: Meaning, found: Meaning, *, nearest: Meaning) -> tuple[Line, ...]:
+    """A line for every field of a meaning, those of the model and the optimizer by their own names.
+
+    `nearest` is what comes nearest to `wanted` in the peer's words: where these are not the plan's, the plan is lost.
+    """
+    return tuple(_lines("", wanted, found, nearest))
 
 
-def _lines(prefix: str, wanted: Any, found: Any) -> Iterator[Line]:
+def _lines(prefix: str, wanted: Any, found: Any, nearest: Any) -> Iterator[Line]:
     for field in fields(wanted):
-        here, there = getattr(wanted, field.name), getattr(found, field.name)
+        here, there, near = (getattr(each, field.name) for each in (wanted, found, nearest))
         name = f"{prefix}{field.name.replace('_', ' ')}"
         if isinstance(here, (Sizes, Steps)):
-            yield from _lines(f"{name}: ", here, there)
+            yield from _lines(f"{name}: ", here, there, near)
         else:
-            verdict = Verdict.KEPT if here == there else Verdict.DIFFERS
+            verdict = Verdict.KEPT if here == there else Verdict.LOST if there == near else Verdict.DIFFERS
             words = _stages if field.name == "stages" else _words
             yield Line(name=name, plan=words(here), peer=words(there), verdict=verdict)
 

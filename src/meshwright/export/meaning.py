@@ -8,9 +8,19 @@ from dataclasses import dataclass
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import ExchangeKind
 from meshwright.spec.job import Decay
-from meshwright.spec.model import Attention, FeedForward, LatentAttention, Mixture, ModelSpec, QueryKeyNorm
+from meshwright.spec.model import (
+    Attention,
+    FeedForward,
+    LatentAttention,
+    Layer,
+    Mixture,
+    ModelSpec,
+    Norm,
+    QueryKeyNorm,
+)
 from meshwright.spec.optimizer import OptimizerKind, OptimizerSpec, as_kind
-from meshwright.spec.plan import BlockGroup, Design, Offload, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import BlockGroup, Design, Dispatch, Offload, Plan, Recompute, ScheduleKind, Sharding
+from meshwright.spec.positions import RotaryScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +29,8 @@ class Sizes:
 
     `latent` is (query rank or 0, key-value rank, nope, rope, value) of latent attention; `feed_forward` is 0 where
     every layer has experts; `positions` counts learned ones and `theta` is the base of rotary ones; `mixture` is
-    (experts, chosen, hidden, shared hidden); `with_experts` says which layers.
+    (experts, chosen, hidden, shared hidden); `with_experts` says which layers. `score_scale` is what latent attention
+    multiplies its scores by; `scaling` and `routing` are in words, as of `scaling_words` and `routing_words`.
     """
 
     layers: int
@@ -41,13 +52,20 @@ class Sizes:
     latent: tuple[int, ...] = ()
     mixture: tuple[int, ...] = ()
     with_experts: tuple[bool, ...] = ()
+    norm_epsilon: float = 1e-5
+    scaling: str = "none"
+    score_scale: float = 0.0
+    routing: str = "none"
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """How weights move: AdamW, its schedule and how many steps there are; `warmup` and `decay_steps` (of wsd) in
+    """How weights move: by `kind`, its schedule and how many steps there are; `warmup` and `decay_steps` (of wsd) in
     steps. A rate that stays constant ends at all of it."""
 
+    kind: str
     learning_rate: float
     beta1: float
     beta2: float
@@ -65,7 +83,8 @@ class Steps:
 class Meaning:
     """What launch flags must say for a run to be the plan. Batches in sequences; stages as (rank, start, stop) blocks.
 
-    `expert_grid` is (expert, tensor) for a model with experts and () for one without. `recompute` and `offload` have
+    `expert_grid` is (expert, tensor) for a model with experts and () for one without, `dispatch` how tokens reach them.
+    `seed` counts from 0, whatever the trainer's own lowest is. `recompute` and `offload` have
     a word for every layer. What leaves no trace is written in one way: one pipeline rank with one stage runs 1f1b.
     """
 
@@ -80,6 +99,7 @@ class Meaning:
     sharding: Sharding
     exchange: str
     expert_grid: tuple[int, ...]
+    dispatch: str
     stages: tuple[tuple[int, int, int], ...]
     schedule: ScheduleKind
     chunks: int
@@ -92,8 +112,28 @@ class Meaning:
     offload: tuple[Offload, ...]
     precision: Precision
     gradients: Precision
+    seed: int | None
     model: Sizes
     optimizer: Steps
+
+
+def scaling_words(kind: str, factor: float, *, low: float, high: float, trained: int, gain: float = 1.0) -> str:
+    """`llama3 by 8, 1 to 4 of 8192`, and of yarn what cosines and sines are multiplied by; `none` for a factor of 1."""
+    if factor == 1.0:
+        return "none"
+    tail = f", gain {gain:.6g}" if kind == "yarn" else ""
+    return f"{kind} by {factor:g}, {low:g} to {high:g} of {trained}{tail}"
+
+
+def routing_words(
+    score: str, *, weighing: str, scale: float, groups: int, chosen: int, bias_rate: float, balance_loss: float
+) -> str:
+    """`sigmoid, normalized x 2.5, 4 of 8 groups, bias 0.001`; what changes nothing is left out."""
+    words = [score, f"{weighing} x {scale:g}"]
+    words += [f"{chosen} of {groups} groups"] if groups > 1 else []
+    words += [f"bias {bias_rate:g}"] if bias_rate else []
+    words += [f"loss {balance_loss:g}"] if balance_loss else []
+    return ", ".join(words)
 
 
 def exchange_words(kind: ExchangeKind, *, inner: int, context: int) -> str:
@@ -122,6 +162,7 @@ def meaning(design: Design) -> Meaning:
         sharding=group.sharding,
         exchange=exchange_words(plan.exchange.kind, inner=plan.exchange.inner, context=plan.context),
         expert_grid=_expert_grid(plan, design.model),
+        dispatch=_dispatch(plan, design.model),
         stages=tuple((stage.rank, stage.start, stage.stop) for stage in plan.stages),
         schedule=_schedule(plan),
         chunks=plan.schedule.chunks,
@@ -134,6 +175,7 @@ def meaning(design: Design) -> Meaning:
         offload=tuple(group.offload for group in _group_of_layers(design)),
         precision=group.precision,
         gradients=plan.gradients.precision,
+        seed=design.job.seed,
         model=sizes(design.model),
         optimizer=_steps(design),
     )
@@ -164,7 +206,7 @@ def sizes(model: ModelSpec) -> Sizes:
         norm=norm.kind.value if norm else "none",
         positions=model.embedding.positions,
         theta=_theta(plain or latent),
-        qk_norm=bool(plain and plain.qk_norm is QueryKeyNorm.HEAD),
+        qk_norm=latent is not None or bool(plain and plain.qk_norm is QueryKeyNorm.HEAD),
         bias=bool(plain and plain.output_bias),
         qkv_bias=bool(plain and plain.qkv_bias),
         latent=(
@@ -178,11 +220,49 @@ def sizes(model: ModelSpec) -> Sizes:
             else ()
         ),
         with_experts=tuple(isinstance(part, Mixture) for part in transforms) if experts else (),
+        norm_epsilon=norm.eps if norm else 1e-5,
+        scaling=_scaling(rotary_scaling(model)),
+        score_scale=round(latent.scale or (latent.nope_dim + latent.rope_dim) ** -0.5, 9) if latent else 0.0,
+        routing=_routing(experts) if experts else "none",
     )
 
 
 def _theta(mixer: Attention | LatentAttention | None) -> float:
     return mixer.rotary.theta if mixer and mixer.rotary else 0.0
+
+
+def rotary_scaling(model: ModelSpec) -> RotaryScaling | None:
+    """How the first layer that attends stretches its rotary frequencies; None where it does not."""
+    mixers = [layer.mixer for layer in model.layers]
+    rotary = next((mixer.rotary for mixer in mixers if isinstance(mixer, (Attention, LatentAttention))), None)
+    return rotary.scaling if rotary else None
+
+
+def yarn_score_scale(shape: Sizes, factor: float) -> float:
+    """What latent attention multiplies scores by where YaRN by `factor` sharpens them (2405.04434)."""
+    gain = 0.1 * math.log(factor) + 1.0
+    return round(gain * gain / math.sqrt(shape.latent[2] + shape.latent[3]), 9) if shape.latent else 0.0
+
+
+def _scaling(said: RotaryScaling | None) -> str:
+    if said is None:
+        return "none"
+    gain = 0.1 * math.log(said.factor) + 1.0 if said.gain is None else said.gain
+    low, high, trained = said.low_frequency, said.high_frequency, said.trained_positions
+    return scaling_words(said.kind, said.factor, low=low, high=high, trained=trained, gain=gain)
+
+
+def _routing(experts: Mixture) -> str:
+    said = experts.routing
+    return routing_words(
+        said.score.value,
+        weighing=said.weighing.value,
+        scale=said.scale,
+        groups=said.groups,
+        chosen=said.chosen_groups,
+        bias_rate=said.bias_rate,
+        balance_loss=said.balance_loss,
+    )
 
 
 def oddities(model: ModelSpec) -> tuple[str, ...]:
@@ -202,9 +282,10 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
                 "shared_key_value": "keys used as values",
                 "value_norm": "norms of values",
                 "post_norm": "norms after a part",
+                "temperature": "scores that grow with the position",
             }
             found |= dict.fromkeys(words for field, words in named.items() if getattr(mixer, field))
-            if mixer.rotary and mixer.rotary.planes is not None:
+            if mixer.rotary and (mixer.rotary.planes is not None or mixer.rotary.dims != mixer.head_dim):
                 found["rotary positions on some planes alone"] = None
             if mixer.qk_norm in (QueryKeyNorm.FULL, QueryKeyNorm.UNSCALED):
                 found["norms over all heads at once"] = None
@@ -213,6 +294,8 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
         part = layer.transform
         if isinstance(part, Mixture) and (part.inner_norms or part.expert_scale or part.router_scale != 1.0):
             found["norms and scales of a router"] = None
+        if isinstance(part, Mixture) and part.shared_gate:
+            found["gates of shared experts"] = None
         found |= dict.fromkeys(["dense branches beside experts"] if layer.dense else [])
         found |= dict.fromkeys(["layers that are scaled"] if layer.scaled else [])
         found |= dict.fromkeys(["matrices of a lower rank"] if layer.ranks else [])
@@ -224,6 +307,8 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
         if len({layer.transform for layer in model.layers if isinstance(layer.transform, kind)}) > 1:
             found["feed-forwards that differ between layers"] = None
     shape = sizes(model)
+    if {norm.eps for layer in model.layers for norm in _norms(layer)} - {shape.norm_epsilon}:
+        found["norms of unlike epsilons"] = None
     biases = {
         shape.bias,
         *(part.bias for part in (layer.transform for layer in model.layers) if isinstance(part, FeedForward)),
@@ -235,6 +320,11 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
     found |= dict.fromkeys(["encoders beside the decoder"] if model.towers else [])
     found |= dict.fromkeys(["a soft cap on logits"] if model.head.softcap else [])
     return tuple(found)
+
+
+def _norms(layer: Layer) -> list[Norm]:
+    parts = (getattr(layer.mixer, "norm", None), getattr(layer.transform, "norm", None))
+    return [norm for norm in parts if norm is not None]
 
 
 def _group_of_layers(design: Design) -> tuple[BlockGroup, ...]:
@@ -249,6 +339,12 @@ def _expert_grid(plan: Plan, model: ModelSpec) -> tuple[int, ...]:
     return (plan.experts.expert, plan.experts.tensor) if plan.experts else (1, plan.tensor)
 
 
+def _dispatch(plan: Plan, model: ModelSpec) -> str:
+    if not any(isinstance(layer.transform, Mixture) for layer in model.layers):
+        return "none"
+    return plan.experts.dispatch.value if plan.experts else Dispatch.ALL_TO_ALL.value
+
+
 def _schedule(plan: Plan) -> ScheduleKind:
     alone = plan.pipeline == 1 and plan.schedule.chunks == 1 and plan.schedule.slices == 1
     return ScheduleKind.ONE_F_ONE_B if alone else plan.schedule.kind
@@ -260,6 +356,7 @@ def _steps(design: Design) -> Steps:
     asked, rate = as_kind(job.optimizer, OptimizerKind.ADAMW), job.learning_rate
     assert isinstance(asked, OptimizerSpec), "others are refused, by the plan that is told"
     return Steps(
+        kind=asked.kind,
         learning_rate=asked.learning_rate,
         beta1=asked.beta1,
         beta2=asked.beta2,

@@ -1,11 +1,14 @@
-"""Flags that pretrain_gpt.py of Megatron-LM and of Megatron-DeepSpeed read alike: sizes, activation, optimizer."""
+"""Flags that pretrain_gpt.py of Megatron-LM and of Megatron-DeepSpeed read alike: sizes, optimizer, checkpoints."""
 
 from __future__ import annotations
 
+from meshwright.export.lost import Words, evaluation_words, lost_checkpoints, lost_start, saves_every
 from meshwright.export.meaning import Meaning, Sizes
 from meshwright.export.refuse import Refusals
 from meshwright.export.script import Flag
 from meshwright.spec.plan import Design
+
+_FOLDER = "${SAVE_DIR:-checkpoints}"
 
 
 def size_flags(shape: Sizes) -> list[Flag]:
@@ -17,17 +20,12 @@ def size_flags(shape: Sizes) -> list[Flag]:
         ("--num-attention-heads", shape.heads),
         ("--vocab-size", shape.vocab),
         ("--make-vocab-size-divisible-by", 1),
-        ("--hidden-dropout", 0.0),
-        ("--attention-dropout", 0.0),
+        ("--hidden-dropout", shape.hidden_dropout),
+        ("--attention-dropout", shape.attention_dropout),
     ]
     flags += _activation(shape)
     flags += [] if shape.bias else [("--disable-bias-linear",)]
     return flags + ([] if shape.tied else [("--untie-embeddings-and-output-weights",)])
-
-
-def norm_epsilon(design: Design) -> float:
-    """Of the last norm, which speaks for all; 1e-5 where there is none."""
-    return design.model.head.norm.eps if design.model.head.norm else 1e-5
 
 
 def _activation(shape: Sizes) -> list[Flag]:
@@ -61,4 +59,38 @@ def optimizer_flags(said: Meaning, design: Design, *, decay: str) -> list[Flag]:
         ("--weight-decay", asked.weight_decay),
         ("--clip-grad", 0.0 if asked.clip_norm is None else asked.clip_norm),
         ("--seed", design.job.seed + 1),
+        *_saves(design),
+        ("--eval-interval", design.job.evaluation.every_steps or asked.steps),
+        ("--eval-iters", _evaluation_batches(design)),
     ]
+
+
+def _saves(design: Design) -> list[Flag]:
+    every = saves_every(design)
+    return [("--save", _FOLDER), ("--load", _FOLDER), ("--save-interval", every)] if every else []
+
+
+def _evaluation_batches(design: Design) -> int:
+    return max(1, design.job.evaluation.tokens // design.job.batch_tokens)
+
+
+def lost_to_flags(design: Design) -> list[Words]:
+    """What neither says of a job, and both do alike."""
+    job, batches = design.job, _evaluation_batches(design)
+    lines = [
+        ("random numbers", f"of seed {job.seed}", f"other ones, of its seed {job.seed + 1}: it takes none below 1"),
+        ("weight decay", "matrices", "all but biases and norms: embeddings decay too"),
+        (
+            "evaluation",
+            evaluation_words(design),
+            f"of {batches * job.batch_tokens:,} tokens, since it takes whole batches; --split is yours to add",
+        ),
+    ]
+    fix = "--save, --load and --save-interval are yours to add, or plan with --set checkpoint.every_steps"
+    lines += lost_checkpoints(design, folder="$SAVE_DIR", kept="all", fix=fix)
+    lines += lost_start(design, fix="--load of a checkpoint in its own form is yours to add")
+    lines += [("deterministic", "on", "off; --deterministic-mode turns it on")] if job.deterministic else []
+    lines += [("z loss", str(job.z_loss), "none for the vocabulary")] if job.z_loss else []
+    if job.data.document_mask:
+        lines.append(("document mask", "on", "off; --reset-attention-mask --reset-position-ids turn it on"))
+    return lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import ModuleType
@@ -19,6 +20,7 @@ from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict, compare
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.refuse import NotExpressible, NotTheSame, Refusals, refuse_all, refuse_optimizer
+from meshwright.export.rest import Reading, compare_rest
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
@@ -63,8 +65,11 @@ def export(design: Design, *, to: Peer | str) -> Exported:
     peer = peer_named(to)
     writer = _writer(peer)
     text = writer.write(design)
-    lines = compare(meaning(design), read(text, to=peer))
-    if broken := [line for line in lines if line.verdict is Verdict.DIFFERS]:
+    found = _reading(text, peer, where=peer.value)
+    lines = _compared(design, found.meaning, peer)
+    unknown = {name: value for name, value in found.rest.items() if name not in _reader(peer).WAYS}
+    odd = compare_rest({}, unknown, ways=())
+    if broken := [line for line in (*lines, *odd) if line.verdict is Verdict.DIFFERS]:
         raise NotTheSame(
             Problem(
                 where=f"plan: {line.name}",
@@ -73,7 +78,8 @@ def export(design: Design, *, to: Peer | str) -> Exported:
             )
             for line in broken
         )
-    return Exported(to=peer, version=_VERSIONS[peer], text=text, lines=(*lines, *writer.lost(design)))
+    ways = compare_rest(found.rest, found.rest, ways=())
+    return Exported(to=peer, version=_VERSIONS[peer], text=text, lines=(*lines, *ways, *writer.lost(design)))
 
 
 def version_of(peer: Peer) -> str:
@@ -109,25 +115,52 @@ def stages(model: ModelSpec, pipeline: int, *, to: Peer) -> tuple[int, ...] | No
 def read(text: str, *, to: Peer | str, where: str | None = None) -> Meaning:
     """What `text`, a file of `to`, would run, by the rules of `to`. Raises ConfigError for what it would refuse."""
     peer = peer_named(to)
-    place = where or peer.value
-    try:
-        found: Meaning = _reader(peer).read(text, where=place)
-    except _OTHERWISE as error:
-        what = f"it says something that {peer.value} does not read"
-        raise ConfigError(Problem(what=what, where=place, why=f"{type(error).__name__}: {str(error)[:200]}")) from error
+    return _reading(text, peer, where=where or peer.value).meaning
+
+
+def nearest(design: Design, *, to: Peer | str) -> Meaning:
+    """What the plan of `design` is in the words of `to`, where these are not the plan's own."""
+    found: Meaning = _writer(peer_named(to)).nearest(design)
     return found
 
 
 def check(design: Design, text: str, *, to: Peer | str, where: str | None = None) -> tuple[Line, ...]:
     """The plan of `design` against `text`, a file of `to` whoever wrote it, line by line.
 
-    Raises NotExpressible for an optimizer that no file of it could name.
+    What the file says beyond the plan's meaning is held against what would be exported. Raises NotExpressible for an
+    optimizer that no file of it could name.
     """
-    found = Refusals(peer_named(to).value)
+    peer = peer_named(to)
+    found = Refusals(peer.value)
     refuse_optimizer(design.job, found)
     if found.problems:
         raise NotExpressible(found.problems)
-    return compare(meaning(design), read(text, to=to, where=where))
+    reading = _reading(text, peer, where=where or peer.value)
+    rest = compare_rest(_exported_rest(design, peer), reading.rest, ways=_reader(peer).WAYS)
+    return (*_compared(design, reading.meaning, peer), *rest)
+
+
+def _compared(design: Design, found: Meaning, peer: Peer) -> tuple[Line, ...]:
+    return compare(meaning(design), found, nearest=nearest(design, to=peer))
+
+
+def _exported_rest(design: Design, peer: Peer) -> Mapping[str, str] | None:
+    """What an export of `design` says beyond its meaning; None where it has no words for the plan."""
+    try:
+        text = _writer(peer).write(design)
+    except NotExpressible:
+        return None
+    return _reading(text, peer, where=peer.value).rest
+
+
+def _reading(text: str, peer: Peer, *, where: str) -> Reading:
+    """Raises ConfigError for what the trainer would refuse."""
+    try:
+        found: Reading = _reader(peer).read(text, where=where)
+    except _OTHERWISE as error:
+        what = f"it says something that {peer.value} does not read"
+        raise ConfigError(Problem(what=what, where=where, why=f"{type(error).__name__}: {str(error)[:200]}")) from error
+    return found
 
 
 # What comes of a value of another type than the trainer reads: a list for a number, a word for a table.

@@ -6,19 +6,22 @@ and pipe/engine.py, and of Megatron-DeepSpeed's arguments.py.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.export.meaning import Meaning, Sizes, Steps
+from meshwright.export.idle_flags import IDLE_FLAGS
+from meshwright.export.meaning import Meaning, Sizes, Steps, routing_words
 from meshwright.export.read_activation import read_activation
+from meshwright.export.rest import Reading, without
 from meshwright.export.script import Given, parse_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.json_text import parse_json
 from meshwright.spec.plan import Offload, Recompute, ScheduleKind, Sharding
 
-_CONFIG = re.compile(r"cat > \S+ <<'?(\w+)'?\n(.*?)\n\1\n", re.DOTALL)
+_CONFIG = re.compile(r"cat > (\S+) <<'?(\w+)'?\n(.*?)\n\2\n", re.DOTALL)
 _SHARDINGS = (Sharding.NONE, Sharding.OPTIMIZER, Sharding.GRADIENTS, Sharding.PARAMETERS)
 _FOREIGN = (
     "--num-layers-per-virtual-pipeline-stage",
@@ -29,19 +32,37 @@ _FOREIGN = (
     "--use-distributed-optimizer",
     "--mlp-type",
 )
+# How a run does the same: compared with what is exported, and no part of a plan's meaning.
+WAYS = (
+    "zero_optimization.overlap_comm",
+    "zero_optimization.offload_optimizer.pin_memory",
+    "data_types.grad_accum_dtype",
+    "--deepspeed-activation-checkpointing",
+)
+_READ = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    *("zero_optimization.stage", "zero_optimization.offload_optimizer.device"),
+    *("activation_checkpointing.cpu_checkpointing", "bf16.enabled", "fp16.enabled"),
+    *("communication_data_type", "gradient_clipping"),
+)
+_RECORDS = "what is recorded of a run"
+_IDLE = dict.fromkeys(
+    ("steps_per_print", "wall_clock_breakdown", "dump_state", "tensorboard.*", "wandb.*", "csv_monitor.*"), _RECORDS
+)
 _FOREIGN_ZERO = ("mics_shard_size", "zero_hpz_partition_size", "zero_quantized_gradients", "offload_param")
 
 
-def read(text: str, *, where: str = "deepspeed") -> Meaning:
+def read(text: str, *, where: str = "deepspeed") -> Reading:
     """What the launch script `text`, with its ds_config.json, would run. Raises ConfigError for what it refuses."""
     found = _CONFIG.search(text)
     if found is None:
         raise ConfigError(Problem(where=where, what="there is no `cat > ds_config.json <<'JSON'` in it"))
     try:
-        config = parse_json(found.group(2))
+        config = parse_json(found.group(3))
     except ValueError as error:
         raise ConfigError(Problem(where=where, what="its ds_config.json is not JSON", why=str(error))) from error
     given = parse_script(text[: found.start()] + text[found.end() :], runner="deepspeed", where=where)
+    _check_start(given, file=found.group(1))
     zero = config.get("zero_optimization", {})
     for name in [flag for flag in _FOREIGN if given.on(flag)] + [key for key in _FOREIGN_ZERO if key in zero]:
         raise ConfigError(Problem(where=where, what=f"{name} is not read here", fix="leave it out"))
@@ -58,7 +79,7 @@ def read(text: str, *, where: str = "deepspeed") -> Meaning:
     if stage > 1 and not given.on("--no-pipeline-parallel"):
         raise given.wrong("ZeRO-2 and ZeRO-3 are incompatible with pipeline parallelism")
     model = _model(given)
-    return Meaning(
+    meant = Meaning(
         devices=world,
         nodes=nodes,
         pipeline=pipeline,
@@ -70,6 +91,7 @@ def read(text: str, *, where: str = "deepspeed") -> Meaning:
         sharding=_SHARDINGS[stage],
         exchange="all-to-all" if context > 1 else "none",
         expert_grid=_experts(given, data=data, tensor=tensor) if model.mixture else (),
+        dispatch="all_to_all" if model.mixture else "none",
         stages=_stages(given, layers=model.layers, pipeline=pipeline),
         schedule=_schedule(given),
         chunks=1,
@@ -82,9 +104,37 @@ def read(text: str, *, where: str = "deepspeed") -> Meaning:
         offload=(_offload(given, config, stage),) * model.layers,
         precision=_precision(given, config),
         gradients=_gradients(given, config),
+        seed=_seed(given),
         model=model,
         optimizer=_optimizer(given, config),
     )
+    beyond = {name: value for name, value in _flat("", config) if name not in _READ}
+    return Reading(meaning=meant, rest=without(beyond, _IDLE) | without(given.unread, IDLE_FLAGS))
+
+
+def _check_start(given: Given, *, file: str) -> None:
+    """DeepSpeed is on, with the file that the script writes, and positions reach as far as a sequence."""
+    if not given.on("--deepspeed") or given.word("--deepspeed_config") != file:
+        raise given.wrong(f"--deepspeed with --deepspeed_config {file} is not given")
+    if given.degree("--max-position-embeddings") < given.degree("--seq-length"):
+        raise given.wrong("--max-position-embeddings is less than --seq-length")
+
+
+def _seed(given: Given) -> int:
+    """Counted from 0; its own lowest is 1."""
+    seed = given.number("--seed", 1234)
+    if seed < 1:
+        raise given.wrong(f"Seed ({seed}) should be a positive integer.")
+    return seed - 1
+
+
+def _flat(prefix: str, config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """`zero_optimization.stage` and its value, for every value of the file."""
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", json.dumps(value)
 
 
 def _data_ranks(given: Given, world: int, *, tensor: int, pipeline: int, context: int) -> int:
@@ -218,19 +268,34 @@ def _model(given: Given) -> Sizes:
         tied=not given.on("--untie-embeddings-and-output-weights"),
         gated=gated,
         activation=read_activation(given, gated=gated, bias=bias),
-        norm={"rmsnorm": "rms"}.get(given.word("--normalization", "layernorm"), "layer"),
+        norm={"rmsnorm": "rms", "layernorm": "layer"}[given.word("--normalization", "layernorm")],
         positions=given.degree("--max-position-embeddings") if learned else 0,
         theta=given.real("--rotary-position-embeddings-theta", 10000) if rotary else 0.0,
         bias=bias,
         qkv_bias=bias,
         mixture=(experts, given.degree("--topk", 1), hidden, 0) if experts > 1 else (),
         with_experts=(True,) * layers if experts > 1 else (),
+        norm_epsilon=given.real("--layernorm-epsilon", 1e-5),
+        routing=_routing(given) if experts > 1 else "none",
+        hidden_dropout=given.real("--hidden-dropout", 0.1),
+        attention_dropout=given.real("--attention-dropout", 0.1),
+    )
+
+
+def _routing(given: Given) -> str:
+    """A softmax over all, divided by the sum of the chosen; its loss weighs 0.1 unless told."""
+    loss = given.real("--moe-loss-coeff", 0.1)
+    return routing_words(
+        "softmax", weighing="normalized", scale=1.0, groups=1, chosen=1, bias_rate=0.0, balance_loss=loss
     )
 
 
 def _optimizer(given: Given, config: Mapping[str, Any]) -> Steps:
     rate, clip = given.real("--lr"), float(config.get("gradient_clipping", 0.0))
+    if given.on("--clip-grad") and given.real("--clip-grad") != clip:
+        raise given.wrong(f"gradient_clipping {clip:g} is not --clip-grad {given.real('--clip-grad'):g}")
     return Steps(
+        kind={"adam": "adamw"}.get(given.word("--optimizer", "adam"), given.word("--optimizer", "adam")),
         learning_rate=rate,
         beta1=given.real("--adam-beta1", 0.9),
         beta2=given.real("--adam-beta2", 0.999),

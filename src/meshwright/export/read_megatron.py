@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from meshwright.export.meaning import Meaning, Sizes, Steps
-from meshwright.export.read_activation import read_activation
-from meshwright.export.script import MOST_LISTED, Given, parse_script
+from meshwright.export.idle_flags import IDLE_FLAGS
+from meshwright.export.meaning import Meaning, Steps
+from meshwright.export.read_megatron_model import read_model
+from meshwright.export.rest import Reading, without
+from meshwright.export.script import Given, parse_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Offload, Recompute, ScheduleKind, Sharding
@@ -35,9 +37,18 @@ _FOREIGN = (
     "--outer-dp-sharding-strategy",
     "--hybrid-context-parallel",
 )
+# How a run does the same: compared with what is exported, and no part of a plan's meaning.
+WAYS = (
+    "--overlap-grad-reduce",
+    "--overlap-param-gather",
+    "--moe-grouped-gemm",
+    "--ckpt-format",
+    "--no-gradient-accumulation-fusion",
+    "--init-model-with-meta-device",
+)
 
 
-def read(text: str, *, where: str = "megatron-lm") -> Meaning:
+def read(text: str, *, where: str = "megatron-lm") -> Reading:
     """What the launch script `text` would run. Raises ConfigError for what Megatron-LM, or this reader, refuses."""
     given = parse_script(text, runner="torchrun", where=where)
     for name in _FOREIGN:
@@ -59,10 +70,10 @@ def read(text: str, *, where: str = "megatron-lm") -> Meaning:
     batch = given.degree("--global-batch-size", micro * data)
     if batch % (micro * data):
         raise given.wrong(f"batch {batch} is not whole microbatches of {micro} on {data} ranks", "global-batch-size")
-    model = _model(given)
+    model = read_model(given)
     stages = _stages(given, layers=model.layers, pipeline=pipeline)
     chunks = len(stages) // pipeline
-    return Meaning(
+    found = Meaning(
         devices=world,
         nodes=nodes,
         pipeline=pipeline,
@@ -74,6 +85,7 @@ def read(text: str, *, where: str = "megatron-lm") -> Meaning:
         sharding=sharding,
         exchange=_exchange(given, context),
         expert_grid=_experts(given, tensor) if model.mixture else (),
+        dispatch=_dispatch(given) if model.mixture else "none",
         stages=stages,
         schedule=ScheduleKind.INTERLEAVED if chunks > 1 else ScheduleKind.ONE_F_ONE_B,
         chunks=chunks,
@@ -86,9 +98,35 @@ def read(text: str, *, where: str = "megatron-lm") -> Meaning:
         offload=(_offload(given, sharding),) * model.layers,
         precision=_precision(given),
         gradients=_gradients(given),
+        seed=_seed(given),
         model=model,
         optimizer=_optimizer(given),
     )
+    _check_positions(given)
+    return Reading(meaning=found, rest=without(given.unread, IDLE_FLAGS))
+
+
+def _seed(given: Given) -> int:
+    """Counted from 0; its own lowest is 1."""
+    seed = given.number("--seed", 1234)
+    if seed < 1:
+        raise given.wrong(f"Seed ({seed}) should be a positive integer.")
+    return seed - 1
+
+
+def _check_positions(given: Given) -> None:
+    """Positions reach as far as a sequence; rotary ones have no table, so more of them change nothing."""
+    if given.degree("--max-position-embeddings") < given.degree("--seq-length"):
+        raise given.wrong("--max-position-embeddings is less than --seq-length")
+
+
+def _dispatch(given: Given) -> str:
+    """Experts are reached by all-to-all, and by a gather unless told."""
+    kind = given.word("--moe-token-dispatcher-type", "allgather")
+    known = {"alltoall": "all_to_all", "flex": "all_to_all", "allgather": "all_gather"}
+    if kind not in known:
+        raise given.wrong(f"--moe-token-dispatcher-type {kind} is not known")
+    return known[kind]
 
 
 def _states(given: Given, data: int) -> tuple[int, int, Sharding]:
@@ -120,13 +158,13 @@ def _states(given: Given, data: int) -> tuple[int, int, Sharding]:
 
 
 def _exchange(given: Given, context: int) -> str:
-    kinds = given.values.get("--cp-comm-type", ("p2p",))
     if context == 1:
         return "none"
+    kinds = given.words("--cp-comm-type", ("p2p",))
     if len(kinds) != 1:
         raise given.wrong("--cp-comm-type differs between layers")
     if kinds[0] == "a2a+p2p":
-        sizes = given.values.get("--hierarchical-context-parallel-sizes", ())
+        sizes = given.words("--hierarchical-context-parallel-sizes")
         if len(sizes) != 2 or int(sizes[0]) * int(sizes[1]) != context:
             raise given.wrong(f"--hierarchical-context-parallel-sizes do not multiply to {context}")
         return f"all-to-all {int(sizes[0])} in ring {int(sizes[1])}"
@@ -158,18 +196,11 @@ def _layout(given: Given) -> list[int]:
     """Blocks of each stage of a layout like `Et*3|(t|)*2tL`; E embeds, L is the head with the loss."""
     text = given.word("--pipeline-model-parallel-layout").replace(",", "")
     for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        text = re.sub(pattern, lambda match: match.group(1) * _times(given, match.group(2)), text)
+        text = re.sub(pattern, lambda match: match.group(1) * given.times(match.group(2)), text)
     joined = text.replace("|", "")
     if not re.fullmatch(r"Et*L", joined):
         raise given.wrong(f"the layout is {joined[:40]} and not E, layers t, and L", "pipeline-model-parallel-layout")
     return [len(stage) for stage in text.split("|")]
-
-
-def _times(given: Given, digits: str) -> int:
-    """How often something of a list is repeated."""
-    if len(digits) > len(str(MOST_LISTED)):
-        raise given.wrong(f"{digits[:40]} times is more layers than there are")
-    return int(digits)
 
 
 def _counts(given: Given, layers: int, pipeline: int) -> list[int]:
@@ -234,13 +265,22 @@ def _offload(given: Given, sharding: Sharding) -> Offload:
 def _precision(given: Given) -> Precision:
     if given.on("--fp16") and given.on("--bf16"):
         raise given.wrong("--fp16 and --bf16 at once")
+    if (given.on("--fp4-format") or given.on("--fp8-format")) and not given.on("--bf16"):
+        raise given.wrong("--fp4-format and --fp8-format without --bf16 are no precision that a plan knows")
     if given.on("--fp4-format"):
+        if (given.word("--fp4-format"), given.word("--fp4-recipe", "nvfp4")) != ("e2m1", "nvfp4"):
+            raise given.wrong("--fp4-format and --fp4-recipe are not e2m1 and nvfp4")
         return Precision.NVFP4
     if given.on("--fp8-format"):
-        recipe = given.word("--fp8-recipe", "delayed")
-        if recipe in ("tensorwise", "delayed"):
-            return Precision.FP8
-        return {"blockwise": Precision.FP8_BLOCK, "mxfp8": Precision.MXFP8}[recipe]
+        kind = given.word("--fp8-format"), given.word("--fp8-recipe", "delayed")
+        known = {
+            ("hybrid", "tensorwise"): Precision.FP8,
+            ("e4m3", "blockwise"): Precision.FP8_BLOCK,
+            ("e4m3", "mxfp8"): Precision.MXFP8,
+        }
+        if kind not in known:
+            raise given.wrong(f"--fp8-format {kind[0]} with --fp8-recipe {kind[1]} is no precision that a plan knows")
+        return known[kind]
     if given.on("--fp16"):
         return Precision.FP16
     return Precision.BF16 if given.on("--bf16") else Precision.FP32
@@ -254,80 +294,19 @@ def _gradients(given: Given) -> Precision:
     return Precision.FP16 if half else Precision.FP32
 
 
-def _model(given: Given) -> Sizes:
-    layers, width, heads = (
-        given.degree("--num-layers"),
-        given.degree("--hidden-size"),
-        given.degree("--num-attention-heads"),
-    )
-    experts = given.degree("--num-experts") if given.on("--num-experts") else 0
-    where = _expert_layers(given, layers) if experts else ()
-    gated = given.on("--swiglu")
-    hidden = given.degree("--ffn-hidden-size") if given.on("--ffn-hidden-size") else _default_hidden(width, gated)
-    latent = given.on("--multi-latent-attention")
-    bias = not given.on("--disable-bias-linear")
-    kind = given.word("--position-embedding-type", "learned_absolute")
-    norm = given.word("--normalization", "LayerNorm")
-    return Sizes(
-        layers=layers,
-        width=width,
-        heads=heads,
-        kv_heads=given.degree("--num-query-groups", 1) if given.on("--group-query-attention") else heads,
-        head_dim=0 if latent else given.degree("--kv-channels", width // heads),
-        feed_forward=0 if where and all(where) else hidden,
-        vocab=_padded(given),
-        tied=not given.on("--untie-embeddings-and-output-weights"),
-        gated=gated,
-        activation=read_activation(given, gated=gated, bias=bias),
-        norm={"RMSNorm": "rms", "LayerNorm": "layer"}[norm],
-        positions=given.degree("--max-position-embeddings") if kind == "learned_absolute" else 0,
-        theta=given.real("--rotary-base", 10000) if kind == "rope" else 0.0,
-        qk_norm=given.on("--qk-layernorm") and not latent,
-        bias=bias,
-        qkv_bias=bias or given.on("--add-qkv-bias"),
-        latent=_latent(given) if latent else (),
-        mixture=_mixture(given, experts, hidden) if experts else (),
-        with_experts=where,
-    )
-
-
-def _default_hidden(width: int, gated: bool) -> int:
-    return int((4 * width * 2 / 3) / 64) * 64 if gated else 4 * width
-
-
-def _padded(given: Given) -> int:
-    """The vocabulary with the entries that pad it."""
-    unit = given.degree("--make-vocab-size-divisible-by", 128) * given.degree("--tensor-model-parallel-size", 1)
-    return -(-given.degree("--vocab-size") // unit) * unit
-
-
-def _latent(given: Given) -> tuple[int, ...]:
-    query = given.degree("--q-lora-rank") if given.on("--q-lora-rank") else 0
-    names = ("--kv-lora-rank", "--qk-head-dim", "--qk-pos-emb-head-dim", "--v-head-dim")
-    return query, *(given.degree(name, default) for name, default in zip(names, (32, 128, 64, 128), strict=True))
-
-
-def _mixture(given: Given, experts: int, hidden: int) -> tuple[int, ...]:
-    shared = given.number("--moe-shared-expert-intermediate-size", 0)
-    return experts, given.degree("--moe-router-topk", 2), given.degree("--moe-ffn-hidden-size", hidden), shared
-
-
-def _expert_layers(given: Given, layers: int) -> tuple[bool, ...]:
-    """A number n is one layer of experts in n, the first of them; a pattern is a sum of lists, some repeated."""
-    text = given.word("--moe-layer-freq", "1").replace(" ", "")
-    if text.isdigit():
-        return tuple(index % int(text) == 0 for index in range(layers))
-    found: list[bool] = []
-    for bits, times in re.findall(r"\(?\[([01,]+)\]\)?(?:\*(\d+))?", text):
-        found += [bit == "1" for bit in bits.split(",")] * _times(given, times or "1")
-    if len(found) != layers:
-        raise given.wrong(f"--moe-layer-freq names {len(found)} layers of {layers}")
-    return tuple(found)
+def _decay_steps(given: Given) -> int:
+    """Of a rate that stays and then decays, in a line: its own default is exponential."""
+    if given.word("--lr-decay-style", "linear") != "WSD":
+        return 0
+    if given.word("--lr-wsd-decay-style", "exponential") != "linear":
+        raise given.wrong("--lr-wsd-decay-style other than linear is no decay that a plan knows")
+    return given.number("--lr-wsd-decay-iters")
 
 
 def _optimizer(given: Given) -> Steps:
     rate, clip = given.real("--lr"), given.real("--clip-grad", 1.0)
     return Steps(
+        kind={"adam": "adamw"}.get(given.word("--optimizer", "adam"), given.word("--optimizer", "adam")),
         learning_rate=rate,
         beta1=given.real("--adam-beta1", 0.9),
         beta2=given.real("--adam-beta2", 0.999),
@@ -336,7 +315,7 @@ def _optimizer(given: Given) -> Steps:
         clip_norm=clip if clip > 0 else None,
         decay=given.word("--lr-decay-style", "linear").lower(),
         warmup=given.number("--lr-warmup-iters", 0),
-        decay_steps=given.number("--lr-wsd-decay-iters", 0),
+        decay_steps=_decay_steps(given),
         final_fraction=round(given.real("--min-lr", 0.0) / rate, 12),
         steps=given.degree("--train-iters"),
     )

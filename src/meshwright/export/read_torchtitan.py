@@ -5,14 +5,16 @@ Knows nothing of the writer. Models are flavors, whose sizes are those of torcht
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.export.meaning import Meaning, Sizes, Steps
+from meshwright.export.rest import Reading, without
 from meshwright.export.script import MOST, MOST_LISTED
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
@@ -25,6 +27,30 @@ _MULTI_STAGE = {
     "loopedbfs": ScheduleKind.BREADTH_FIRST,
     "zbvzerobubble": ScheduleKind.ZERO_BUBBLE_V,
     "dualpipev": ScheduleKind.DUAL_PIPE_V,
+}
+# How a run does the same: compared with what is exported, and no part of a plan's meaning.
+WAYS = (
+    "compile.enable",
+    "debug.deterministic",
+    "parallelism.pipeline_parallel_expert_parallel_overlap",
+)
+_TEXT = "text and its tokenizer, which no export names"
+_SAVES = "when and where a state is saved, and taken up again"
+_RECORDS = "what is recorded of a run"
+# By pattern: what changes nothing of what is trained, and why.
+_IDLE = {
+    "training.dataset*": _TEXT,
+    "training.dataloader.*": _TEXT,
+    "model.hf_assets_path": _TEXT,
+    "model.tokenizer_path": _TEXT,
+    **dict.fromkeys((f"checkpoint.{name}" for name in ("enable", "folder", "interval", "load_step")), _SAVES),
+    **dict.fromkeys(("checkpoint.keep_latest_k", "checkpoint.async_mode", "checkpoint.last_save_*"), _SAVES),
+    "validation.*": "held-out loss, from which nothing is learned",
+    "job.*": _RECORDS,
+    "metrics.*": _RECORDS,
+    "profiling.*": _RECORDS,
+    "comm.*": "where processes meet, and how long they wait",
+    "training.gc_*": "what the host does beside the step",
 }
 
 
@@ -41,7 +67,7 @@ class _Degrees:
         return self.shard > 1 or self.context > 1
 
 
-def read(text: str, *, where: str = "torchtitan") -> Meaning:
+def read(text: str, *, where: str = "torchtitan") -> Reading:
     """What the job file `text` would train. Raises ConfigError for what torchtitan, or this reader, refuses.
 
     The processes are those of the torchrun line in a comment; without one, those of the degrees, none of them -1.
@@ -64,7 +90,9 @@ def read(text: str, *, where: str = "torchtitan") -> Meaning:
         product = table.get("training", "dtype", "float32")
     if table.get("training", "enable_cpu_offload", False):
         raise table.wrong("training.enable_cpu_offload moves more than a plan can say")
-    return Meaning(
+    if table.get("training", "mixed_precision_reduce", "float32") != "float32":
+        raise table.wrong("training.mixed_precision_reduce is float32 and nothing else")
+    meant = Meaning(
         devices=math.prod((degrees.replicate, degrees.shard, degrees.context, degrees.tensor, degrees.pipeline)),
         nodes=int(launch.group(1)) if launch else 1,
         pipeline=degrees.pipeline,
@@ -76,6 +104,7 @@ def read(text: str, *, where: str = "torchtitan") -> Meaning:
         sharding=sharding,
         exchange="gather" if degrees.context > 1 else "none",
         expert_grid=_expert_grid(table, degrees) if model.mixture else (),
+        dispatch="all_to_all" if model.mixture else "none",
         stages=stages,
         schedule=kind,
         chunks=len(stages) // degrees.pipeline,
@@ -88,18 +117,30 @@ def read(text: str, *, where: str = "torchtitan") -> Meaning:
         offload=(Offload.NONE,) * model.layers,
         precision=_precision(table, str(product)),
         gradients=Precision.FP32,
+        seed=table.get("debug", "seed", None),
         model=model,
         optimizer=_optimizer(table),
     )
+    return Reading(meaning=meant, rest=without(table.unread, _IDLE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
     job: Mapping[str, Any]
     where: str
+    asked: set[str] = field(default_factory=set, compare=False)
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """What the file says and nobody has asked for, with its values."""
+        return {name: json.dumps(value) for name, value in _flat("", self.job) if name not in self.asked}
 
     def get(self, section: str, name: str, default: Any) -> Any:
-        return self.job.get(section, {}).get(name, default)
+        self.asked.add(f"{section}.{name}")
+        found: Any = self.job
+        for part in section.split("."):
+            found = found.get(part, {})
+        return found.get(name, default)
 
     def size(self, section: str, name: str, default: int) -> int:
         value = self.get(section, name, default)
@@ -112,6 +153,15 @@ class _Table:
 
     def wrong(self, what: str, why: str = "") -> ConfigError:
         return ConfigError(Problem(where=self.where, what=what, why=why))
+
+
+def _flat(prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """`training.steps` and its value, for every value of the file."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _degrees(table: _Table, world: int | None) -> _Degrees:
@@ -238,15 +288,15 @@ def _recompute(table: _Table) -> Recompute:
 
 def _precision(table: _Table, product: str) -> Precision:
     converters = table.get("model", "converters", [])
-    recipe = table.job.get("quantize", {}).get("linear", {}).get("float8", {}).get("recipe_name") or "tensorwise"
+    if product not in ("bfloat16", "float32") or (converters and product != "bfloat16"):
+        raise table.wrong(f"precision {product} with model.converters {converters} is none that a plan knows")
     for name in converters:
+        recipe = table.get("quantize.linear.float8", "recipe_name", None) or "tensorwise"
         if name == "quantize.linear.mx":
             return Precision.MXFP8
         if name == "quantize.linear.float8" and recipe == "tensorwise":
             return Precision.FP8
         raise table.wrong(f"model.converters {name} is no precision that a plan knows")
-    if product not in ("bfloat16", "float32"):
-        raise table.wrong(f"precision {product} is not known")
     return Precision.BF16 if product == "bfloat16" else Precision.FP32
 
 
@@ -256,9 +306,11 @@ def _optimizer(table: _Table) -> Steps:
     ratio = table.get("lr_scheduler", "decay_ratio", None)
     last = float(table.get("lr_scheduler", "min_lr_factor", 0.0))
     kind = str(table.get("lr_scheduler", "decay_type", "linear"))
-    decay = "constant" if last == 1.0 and kind == "linear" and ratio is None else kind if ratio is None else "wsd"
+    flat = last == 1.0 and kind == "linear" and ratio is None
+    decay = "constant" if flat else "wsd" if kind == "linear" and ratio is not None else kind
     clip = float(table.get("training", "max_norm", 1.0))
     return Steps(
+        kind=str(table.get("optimizer", "name", "AdamW")).lower(),
         learning_rate=float(table.get("optimizer", "lr", 8e-4)),
         beta1=float(table.get("optimizer", "beta1", 0.9)),
         beta2=float(table.get("optimizer", "beta2", 0.95)),
@@ -277,7 +329,7 @@ def _flavor(table: _Table) -> Sizes:
     from meshwright.export.torchtitan_models import flavor
 
     name, kind = str(table.get("model", "name", "llama3")), str(table.get("model", "flavor", "debugmodel"))
-    found = flavor(name, kind)
+    found = flavor(name, kind, sequence_length=table.size("training", "seq_len", 2048))
     if found is None:
         raise table.wrong(f"model.flavor {kind} of {name} is not known here")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -47,20 +47,41 @@ def _words(flag: Flag) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """The flags of a command, by name; a flag that was not given has the default that the reader names."""
+    """The flags of a command, by name; a flag that was not given has the default that the reader names.
+
+    `asked` grows by the names that a reader asks for, so that it can tell what it has not read.
+    """
 
     values: Mapping[str, tuple[str, ...]]
     where: str
+    asked: set[str] = field(default_factory=set, compare=False)
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """The flags that were given and that nobody has asked for, with their values."""
+        return {name: " ".join(words) for name, words in self.values.items() if name not in self.asked}
 
     def wrong(self, what: str, why: str = "") -> ConfigError:
         return ConfigError(Problem(where=self.where, what=what, why=why))
 
+    def times(self, digits: str) -> int:
+        """How often something of a list is repeated."""
+        if len(digits) > len(str(MOST_LISTED)):
+            raise self.wrong(f"{digits[:40]} times is more layers than there are")
+        return int(digits)
+
     def on(self, name: str) -> bool:
+        self.asked.add(name)
         return name in self.values
+
+    def words(self, name: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """All values of `name`."""
+        self.asked.add(name)
+        return self.values.get(name, default)
 
     def word(self, name: str, default: str | None = None) -> str:
         """The one value of `name`. Raises ConfigError where it is missing and has no default, or has several."""
-        words = self.values.get(name)
+        words = self.words(name) if self.on(name) else None
         if words is None and default is not None:
             return default
         if words is None or len(words) != 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from meshwright.export.meaning import Sizes
+from dataclasses import replace
+
+from meshwright.export.meaning import Sizes, routing_words, scaling_words
 
 # dim, layers, heads, key-value heads, ffn_dim_multiplier, multiple_of
 _LLAMA3 = {
@@ -23,13 +25,17 @@ _QWEN3 = {
 }
 
 
-def flavor(name: str, kind: str) -> Sizes | None:
-    """The sizes of flavor `kind` of model `name`; None where it is not known here."""
+def flavor(name: str, kind: str, *, sequence_length: int) -> Sizes | None:
+    """The sizes of flavor `kind` of model `name`, as it is built for that length; None where it is not known here."""
     if name == "llama3" and kind in _LLAMA3:
         return _llama3(*_LLAMA3[kind])
     if name == "qwen3" and kind in _QWEN3:
         return _qwen3(*_QWEN3[kind])
-    return _DEEPSEEK_V3 if (name, kind) == ("deepseek_v3", "671B") else None
+    if (name, kind) != ("deepseek_v3", "671B"):
+        return None
+    # It stretches frequencies and sharpens scores beyond original_seq_len alone.
+    stretched = replace(_DEEPSEEK_V3, scaling=_YARN, score_scale=0.135233779)
+    return stretched if sequence_length > 4096 else _DEEPSEEK_V3
 
 
 def _llama3(dim: int, layers: int, heads: int, kv_heads: int, multiplier: float, multiple: int) -> Sizes:
@@ -47,6 +53,8 @@ def _llama3(dim: int, layers: int, heads: int, kv_heads: int, multiplier: float,
         activation="silu",
         norm="rms",
         theta=500000.0,
+        norm_epsilon=1e-5,
+        scaling=_LLAMA,
     )
 
 
@@ -69,9 +77,26 @@ def _qwen3(
         qk_norm=True,
         mixture=(128, 8, experts, 0) if experts else (),
         with_experts=(True,) * layers if experts else (),
+        norm_epsilon=1e-6,
+        routing=_routed("softmax") if experts else "none",
     )
 
 
+def _routed(score: str, *, scale: float = 1.0, groups: int = 1, chosen: int = 1) -> str:
+    """MoEArgs, whose load_balance_coeff is 1e-3 in every flavor."""
+    return routing_words(
+        score,
+        weighing="normalized",
+        scale=scale,
+        groups=groups,
+        chosen=chosen,
+        bias_rate=1e-3,
+        balance_loss=0.0,
+    )
+
+
+_LLAMA = scaling_words("llama3", 8.0, low=1.0, high=4.0, trained=8192)
+_YARN = scaling_words("yarn", 40.0, low=1.0, high=32.0, trained=4096)
 _DEEPSEEK_V3 = Sizes(
     layers=61,
     width=7168,
@@ -85,7 +110,11 @@ _DEEPSEEK_V3 = Sizes(
     activation="silu",
     norm="rms",
     theta=10000.0,
+    qk_norm=True,
     latent=(1536, 512, 128, 64, 128),
+    norm_epsilon=1e-5,
+    score_scale=0.072168784,
+    routing=_routed("sigmoid", scale=2.5, groups=8, chosen=4),
     mixture=(256, 8, 2048, 2048),
     with_experts=(False,) * 3 + (True,) * 58,
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from meshwright.export.columns import Columns
-from meshwright.export.compare import Line, Verdict
+from meshwright.export.compare import Line
+from meshwright.export.lost import lost_lines
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
+from meshwright.export.megatron_flags import lost_to_flags, optimizer_flags, refuse_activation, size_flags
 from meshwright.export.refuse import (
     Refusals,
     refuse_all,
@@ -21,7 +23,7 @@ from meshwright.export.refuse import (
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import TokenLayout
-from meshwright.spec.job import Decay
+from meshwright.spec.job import Decay, Switch
 from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
 
 PEER = "DeepSpeed"
@@ -45,10 +47,11 @@ def write(design: Design) -> str:
         ("--deepspeed_config", "ds_config.json"),
         ("--zero-stage", _STAGES[said.sharding]),
         *_layout(said),
-        *_model(said, design),
+        *_model(said),
         *optimizer_flags(said, design, decay=said.optimizer.decay),
     ]
-    before = (f"cat > ds_config.json <<'JSON'\n{config}\nJSON",)
+    told = "# Every node reads ds_config.json: start this in a folder that all nodes see.\n" if said.nodes > 1 else ""
+    before = (f"{told}cat > ds_config.json <<'JSON'\n{config}\nJSON",)
     return launch_script(
         said.nodes,
         said.devices // said.nodes,
@@ -62,23 +65,26 @@ def write(design: Design) -> str:
 
 def lost(design: Design) -> tuple[Line, ...]:
     """What is not of the layout, and is DeepSpeed's own affair or the user's to add."""
+    nodes = meaning(design).nodes
     lines = [
         ("text and tokenizer", "job.data", "--data-path and the flags of the tokenizer are yours to add"),
-        ("hosts", f"{meaning(design).nodes} nodes", "a hostfile that names them is yours to add"),
-        ("compile", design.job.compile.value, "off"),
-        ("seed", str(design.job.seed), f"{design.job.seed + 1}, since it takes none below 1"),
-        ("weight decay", "matrices", "all but biases and norms: embeddings decay too"),
+        ("hosts", f"{nodes} nodes", "a hostfile that names them is yours to add"),
+        *lost_to_flags(design),
     ]
+    if nodes > 1:
+        place = "written where the script is started, which has to be a folder that all nodes see"
+        lines.append(("ds_config.json", "on every node", place))
+    if design.job.compile is not Switch.OFF:
+        lines.append(("compile", design.job.compile.value, "off"))
     if meaning(design).expert_grid:
         lines.append(("experts", "every token reaches its experts", "tokens beyond the capacity factor are dropped"))
-    rotary = getattr(design.model.layers[0].mixer, "rotary", None)
-    if rotary is not None and rotary.scaling is not None:
-        lines.append(("rotary frequencies", f"stretched ({rotary.scaling.kind})", "not stretched"))
-    if design.job.data.document_mask:
-        lines.append(("document mask", "on", "off; --reset-attention-mask --reset-position-ids turn it on"))
-    if design.job.z_loss:
-        lines.append(("z loss", str(design.job.z_loss), "none for the vocabulary"))
-    return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
+    return lost_lines(lines)
+
+
+def nearest(design: Design) -> Meaning:
+    """Its rotary frequencies are never stretched."""
+    said = meaning(design)
+    return replace(said, model=replace(said.model, scaling="none"))
 
 
 def refuse(said: Columns) -> Refusals:
@@ -89,7 +95,7 @@ def refuse(said: Columns) -> Refusals:
     refuse_uneven_vocabulary(said, found)
     refuse_copied_heads(said, found, why="it asserts that tensor ranks divide them")
     found.when(bool(shape.latent), "model", "latent attention")
-    found.when(shape.qk_norm, "model", "norms of queries and keys")
+    found.when(shape.qk_norm and not shape.latent, "model", "norms of queries and keys")
     found.when(shape.qkv_bias != shape.bias, "model", "biases of queries, keys and values alone")
     square = not shape.latent and shape.head_dim * shape.heads != shape.width
     found.when(square, "model", f"{shape.heads} heads of {shape.head_dim} in a width of {shape.width}")
@@ -230,16 +236,17 @@ def _layout(said: Meaning) -> list[Flag]:
     return flags
 
 
-def _model(said: Meaning, design: Design) -> list[Flag]:
+def _model(said: Meaning) -> list[Flag]:
     shape = said.model
     flags = size_flags(shape)
     flags += [("--num-key-value-heads", shape.kv_heads)]
     flags += [("--normalization", "rmsnorm" if shape.norm == "rms" else "layernorm")]
-    flags += [("--layernorm-epsilon", norm_epsilon(design))]
+    flags += [("--layernorm-epsilon", shape.norm_epsilon)]
     if shape.theta:
         flags += [("--use-rotary-position-embeddings",), ("--rotary-position-embeddings-theta", int(shape.theta))]
     elif not shape.positions:
         flags += [("--no-position-embedding",)]
     if shape.mixture:
         flags += [("--num-experts", shape.mixture[0]), ("--topk", shape.mixture[1]), ("--expert-interval", 1)]
+        flags += [("--moe-loss-coeff", 0.0)]
     return flags

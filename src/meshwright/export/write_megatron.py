@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from meshwright.cost.layout import Layout
 from meshwright.cost.table import RECOMPUTES
 from meshwright.export.columns import Columns
-from meshwright.export.compare import Line, Verdict
-from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.megatron_flags import norm_epsilon, optimizer_flags, refuse_activation, size_flags
+from meshwright.export.compare import Line
+from meshwright.export.lost import lost_lines
+from meshwright.export.meaning import Meaning, meaning, rotary_scaling, scaling_words, yarn_score_scale
+from meshwright.export.megatron_flags import lost_to_flags, optimizer_flags, refuse_activation, size_flags
 from meshwright.export.refuse import (
     Refusals,
     refuse_all,
@@ -22,7 +25,10 @@ from meshwright.export.refuse import (
 from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
+from meshwright.spec.job import Switch
+from meshwright.spec.model import Mixture
 from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
+from meshwright.spec.routing import Score, Weighing
 
 PEER = "Megatron-LM"
 _SCHEDULES = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
@@ -63,15 +69,20 @@ def lost(design: Design) -> tuple[Line, ...]:
     """What is not of the layout, and is Megatron-LM's own affair or the user's to add."""
     lines = [
         ("text and tokenizer", "job.data", "--data-path, --tokenizer-type and --tokenizer-model are yours to add"),
-        ("compile", design.job.compile.value, "its own fused kernels instead"),
-        ("seed", str(design.job.seed), f"{design.job.seed + 1}, since it takes none below 1"),
-        ("weight decay", "matrices", "all but biases and norms: embeddings decay too"),
+        *lost_to_flags(design),
     ]
-    if design.job.z_loss:
-        lines.append(("z loss", str(design.job.z_loss), "none for the vocabulary"))
-    if design.job.data.document_mask:
-        lines.append(("document mask", "on", "off; --reset-attention-mask --reset-position-ids turn it on"))
-    return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
+    if design.job.compile is not Switch.OFF:
+        lines.append(("compile", design.job.compile.value, "its own fused kernels instead"))
+    return lost_lines(lines)
+
+
+def nearest(design: Design) -> Meaning:
+    """Latent attention stretches by its own bounds, of which no flag names others."""
+    said, scaling = meaning(design), rotary_scaling(design.model)
+    if scaling is None or not said.model.latent:
+        return said
+    bounds = scaling_words("yarn", scaling.factor, low=1.0, high=32.0, trained=4096)
+    return replace(said, model=replace(said.model, scaling=bounds))
 
 
 def refuse(said: Columns) -> Refusals:
@@ -107,11 +118,25 @@ def refuse(said: Columns) -> Refusals:
     apart = (table.tensor > 1) & (table.sequence_parallel == 0) & said.has_experts
     what = "experts beside tensor ranks that are not sequence parallel"
     found.when(apart, "plan.stages[*].groups[*].sequence_parallel", what, fix="choose sequence parallel, or tensor 1")
-    scaling = said.model.layers[0].mixer and getattr(said.model.layers[0].mixer, "rotary", None)
-    stretched = scaling.scaling.kind if scaling and scaling.scaling else "llama3"
-    odd = stretched != "llama3" and not said.sizes.latent
-    found.when(odd, "model", f"{stretched} scaling of rotary frequencies for pretrain_gpt.py")
+    _refuse_model(said, found)
     return found
+
+
+def _refuse_model(said: Columns, found: Refusals) -> None:
+    """Frequencies that its flags do not stretch so, and experts that it does not weigh so."""
+    shape, scaling = said.sizes, rotary_scaling(said.model)
+    if scaling is not None and not shape.latent:
+        known = scaling_words("llama3", scaling.factor, low=1.0, high=4.0, trained=8192)
+        odd = shape.scaling != known
+        found.when(odd, "model", f"rotary frequencies stretched as {shape.scaling}", why=f"it knows {known} alone")
+    strange = scaling is not None and bool(shape.latent) and scaling.kind != "yarn"
+    found.when(strange, "model", f"rotary frequencies of latent attention stretched as {shape.scaling}")
+    usual = yarn_score_scale(shape, 1.0 if scaling is None else scaling.factor)
+    strange = bool(shape.latent) and shape.score_scale not in (usual, yarn_score_scale(shape, 1.0))
+    found.when(strange, "model", f"scores of latent attention times {shape.score_scale:g}")
+    routed = [layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)]
+    inward = any(routing.weigh_inputs or routing.weighing is not Weighing.NORMALIZED for routing in routed)
+    found.when(inward, "model.layers[*].transform.routing", "experts that are weighed otherwise than in their sum")
 
 
 def _refuse_states(said: Columns, found: Refusals) -> None:
@@ -244,9 +269,9 @@ def _model(said: Meaning, design: Design) -> list[Flag]:
     shape = said.model
     flags = size_flags(shape)
     flags += [("--normalization", "RMSNorm" if shape.norm == "rms" else "LayerNorm")]
-    flags += [("--norm-epsilon", norm_epsilon(design))]
+    flags += [("--norm-epsilon", shape.norm_epsilon)]
     flags += [("--add-qkv-bias",)] if shape.qkv_bias and not shape.bias else []
-    flags += [("--qk-layernorm",)] if shape.qk_norm or shape.latent else []
+    flags += [("--qk-layernorm",)] if shape.qk_norm else []
     flags += _positions(said, design)
     if shape.latent:
         query, kv, nope, rope, value = shape.latent
@@ -264,6 +289,20 @@ def _model(said: Meaning, design: Design) -> list[Flag]:
         flags += [("--moe-grouped-gemm",), ("--moe-token-dispatcher-type", "alltoall")]
         flags += [("--moe-shared-expert-intermediate-size", shared)] if shared else []
         flags += [] if all(shape.with_experts) else [("--moe-layer-freq", pattern)]
+        flags += _routing(design)
+    return flags
+
+
+def _routing(design: Design) -> list[Flag]:
+    """Nothing for a softmax over the chosen ones, which is its default."""
+    said = next(layer.transform.routing for layer in design.model.layers if isinstance(layer.transform, Mixture))
+    flags: list[Flag] = [("--moe-router-load-balancing-type", "none")]
+    flags += [("--moe-router-score-function", said.score.value)] if said.score is not Score.SOFTMAX else []
+    flags += [("--moe-router-topk-scaling-factor", said.scale)] if said.scale != 1.0 else []
+    if said.groups > 1:
+        flags += [("--moe-router-num-groups", said.groups), ("--moe-router-group-topk", said.chosen_groups)]
+    if said.bias_rate:
+        flags += [("--moe-router-enable-expert-bias",), ("--moe-router-bias-update-rate", said.bias_rate)]
     return flags
 
 
@@ -273,9 +312,13 @@ def _positions(said: Meaning, design: Design) -> list[Flag]:
     if not said.model.theta:
         return [("--position-embedding-type", "none")]
     flags: list[Flag] = [("--position-embedding-type", "rope"), ("--rotary-base", int(said.model.theta))]
-    rotary = getattr(design.model.layers[0].mixer, "rotary", None)
-    if rotary is not None and rotary.scaling is not None and rotary.scaling.kind == "llama3":
-        flags += [("--use-rope-scaling",), ("--rope-scaling-factor", rotary.scaling.factor)]
+    scaling = rotary_scaling(design.model)
+    if scaling is not None and said.model.latent:
+        # The gain of cosines and sines is a quotient of these two, the scale of scores comes of the second.
+        both = 0.0 if said.model.score_scale == yarn_score_scale(said.model, 1.0) else 1.0
+        flags += [("--rotary-scaling-factor", scaling.factor), ("--mscale", both), ("--mscale-all-dim", both)]
+    elif scaling is not None:
+        flags += [("--use-rope-scaling",), ("--rope-scaling-factor", scaling.factor)]
     return flags
 
 

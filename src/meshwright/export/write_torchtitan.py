@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from meshwright.cost.layout import Layout
 from meshwright.export.columns import Columns
-from meshwright.export.compare import Line, Verdict
-from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.compare import Line
+from meshwright.export.lost import evaluation_words, lost_checkpoints, lost_lines, lost_start, saves_every
+from meshwright.export.meaning import Meaning, meaning, yarn_score_scale
 from meshwright.export.refuse import Refusals, refuse_all, refuse_copied_heads, refuse_everywhere, refuse_layout
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
@@ -58,6 +60,7 @@ def write(design: Design) -> str:
         "parallelism": _parallelism(said),
         "activation_checkpoint": {"mode": said.recompute[0].value},
         "compile": {"enable": design.job.compile is Switch.ON},
+        **_checkpoints(design),
         "debug": {"seed": design.job.seed, "deterministic": design.job.deterministic},
     }
     launch = f"torchrun --nnodes {said.nodes} --nproc_per_node {per_node} --rdzv_backend c10d"
@@ -71,7 +74,14 @@ def lost(design: Design) -> tuple[Line, ...]:
         ("text and tokenizer", "job.data", "training.dataset and model.hf_assets_path are yours to add"),
         ("weight decay", "matrices", "every parameter"),
         ("loss", "cross entropy", "cross entropy, its vocabulary divided over tensor ranks"),
+        ("evaluation", evaluation_words(design), "none; [validation] with its dataset is yours to add"),
     ]
+    kept = "2, the least" if design.job.checkpoint.keep == 1 else ""
+    fix = "a [checkpoint] that is enabled is yours to add, or plan with --set checkpoint.every_steps"
+    lines += lost_checkpoints(design, folder="job.dump_folder", kept=kept, fix=fix)
+    lines += lost_start(design, fix="checkpoint.initial_load_path is yours to add")
+    if design.job.compile is Switch.AUTO:
+        lines.append(("compile", "auto", "off"))
     if design.job.z_loss:
         lines.append(("z loss", str(design.job.z_loss), "none"))
     if design.job.data.document_mask:
@@ -81,7 +91,21 @@ def lost(design: Design) -> tuple[Line, ...]:
         lines.append(("parameters", "gathered once a step", "gathered once a microbatch"))
     if said.precision in _CONVERTERS:
         lines.append(("head", said.precision.value, "all products but those with a side not divisible by 16"))
-    return tuple(Line(name=name, plan=plan, peer=peer, verdict=Verdict.LOST) for name, plan, peer in lines)
+    return lost_lines(lines)
+
+
+def nearest(design: Design) -> Meaning:
+    """The flavors of DeepSeek have another epsilon and stretch nothing in short sequences; experts have biases that
+    balance them, whatever the model."""
+    said = meaning(design)
+    shape = said.model
+    if shape.latent:
+        shape = replace(shape, norm_epsilon=1e-5)
+        if said.sequence_length <= 4096:
+            shape = replace(shape, scaling="none", score_scale=yarn_score_scale(shape, 1.0))
+    if shape.mixture and "bias" not in shape.routing:
+        shape = replace(shape, routing=f"{shape.routing}, bias 0.001")
+    return replace(said, model=shape)
 
 
 def refuse(said: Columns) -> Refusals:
@@ -184,6 +208,14 @@ def _converters(said: Meaning) -> list[str]:
     return [_CONVERTERS[said.precision]] if said.precision in _CONVERTERS else []
 
 
+def _checkpoints(design: Design) -> dict[str, dict[str, Any]]:
+    """A table where the job says how often; it keeps all for 0, and else two or more."""
+    every, spec = saves_every(design), design.job.checkpoint
+    keep = max(spec.keep, 2) if spec.keep else 0
+    told = {"enable": True, "interval": every, "keep_latest_k": keep}
+    return {"checkpoint": told | {"async_mode": "async" if spec.asynchronous else "disabled"}} if every else {}
+
+
 def _optimizer(said: Meaning) -> dict[str, Any]:
     asked = said.optimizer
     return {
@@ -221,11 +253,12 @@ def _parallelism(said: Meaning) -> dict[str, Any]:
     found: dict[str, Any] = {
         "data_parallel_replicate_degree": said.replicate,
         "data_parallel_shard_degree": said.shard,
-        "fsdp_reshard_after_forward": "always" if said.sharding is Sharding.PARAMETERS else "never",
         "tensor_parallel_degree": said.tensor,
         "context_parallel_degree": said.context,
         "pipeline_parallel_degree": said.pipeline,
     }
+    if said.sharding is not Sharding.NONE:
+        found["fsdp_reshard_after_forward"] = "always" if said.sharding is Sharding.PARAMETERS else "never"
     if said.expert_grid:
         expert, tensor = said.expert_grid
         found |= {"expert_parallel_degree": expert, "expert_tensor_parallel_degree": tensor if expert > 1 else 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,43 @@ def test_a_task_of_skypilot_has_its_fields_alone(tmp_path: Path) -> None:
     assert read["file_mounts"] == {"/tmp/meshwright-design.json": "./first-run.design.json"}
     here = yaml.safe_load(skypilot.task(asked, found=shares(on_processors(tmp_path))))
     assert here["resources"]["cpus"] == "2+"
+    assert "network_tier" not in here["resources"]
+
+
+def test_several_nodes_of_accelerators_ask_skypilot_for_the_network_that_is_predicted(tmp_path: Path) -> None:
+    found = shares(on_gpus(tmp_path))
+    assert skypilot.document(ask("skypilot", **FAR), found=found)["resources"]["network_tier"] == "best"
+    assert "network_tier" not in skypilot.document(ask("skypilot", **FAR), found=found[:1])["resources"]
+
+
+@pytest.mark.parametrize("made", [on_gpus, on_processors])
+def test_workers_of_dstack_have_shared_memory(made: Callable[[Path], Design], tmp_path: Path) -> None:
+    found = dstack.document(ask("dstack", **FAR), found=shares(made(tmp_path)), grace=150)
+    assert found["resources"]["shm_size"] == "4GB"
+
+
+def test_one_volume_for_several_nodes_of_dstack_is_noted(tmp_path: Path) -> None:
+    asked = ask("dstack", **FAR)
+    (_, told) = document(on_gpus(tmp_path), asked).notes
+    assert "all 2 nodes mount the volume training" in told
+    assert "write `- HOST-FOLDER:/mnt` under volumes" in told
+    assert dstack.volume_notes(asked, nodes=1) == ()
+
+
+def test_pods_on_a_plain_network_are_noted(tmp_path: Path) -> None:
+    (_, told) = document(on_gpus(tmp_path), ask("kubernetes", **FAR)).notes
+    assert all(word in told for word in ("rdma/ib", "IPC_LOCK", "hostNetwork"))
+    assert len(document(on_processors(tmp_path), ask("kubernetes", **FAR)).notes) == 1
+    assert kubernetes.notes(on_gpus(tmp_path), nodes=1) == ()
+
+
+def test_the_design_of_a_jobset_has_no_idle_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = on_gpus(tmp_path)
+    text = kubernetes.documents(made, ask("kubernetes", **FAR), found=shares(made), grace=150)[0]["data"]["design.json"]
+    assert len(text.splitlines()) == 1
+    assert '": ' not in text
+    monkeypatch.setattr(kubernetes, "_APPLIED_BYTES", len(text))
+    assert any("kubectl apply --server-side" in note for note in kubernetes.notes(made, nodes=1))
 
 
 def test_a_task_of_dstack_has_its_fields_alone(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_the_plan_says_what_is_asked_of_slurm(tmp_path: Path) -> None:
         "nodes": "2",
         "ntasks-per-node": "1",
         "exclusive": "",
+        "mem": "0",
         "gres": "gpu:1",
         "partition": "gpu",
         "account": "us",
@@ -82,6 +83,9 @@ def test_a_site_adds_and_takes_away(tmp_path: Path) -> None:
     assert found["exclusive"] == "user"
     assert found["overcommit"] == ""
     assert "gres" not in found
+    assert found["mem"] == "0"
+    assert options(script(on_gpus(tmp_path), extra=("mem=900G",)))["mem"] == "900G"
+    assert "mem" not in options(script(on_gpus(tmp_path), extra=("mem=", "mem-per-gpu=100G")))
     for extra in ("nodes=3", "signal=USR2@1", "=x", "time=5"):
         with pytest.raises(ConfigError, match="is not for --scheduler to set"):
             script(on_gpus(tmp_path), extra=(extra,))

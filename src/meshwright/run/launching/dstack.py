@@ -15,6 +15,7 @@ from meshwright.run.launching.command import node_command
 from meshwright.run.launching.shares import Share, check_alike
 from meshwright.run.launching.yaml_text import yaml_text
 
+_SHARED_GB = 4  # for a worker
 _HEAD, _SESSION = f'"$DSTACK_MASTER_NODE_IP:{PORT}"', '"$DSTACK_RUN_NAME"'
 
 
@@ -55,6 +56,20 @@ def document(ask: Ask, *, found: Sequence[Share], grace: int) -> dict[str, Any]:
 
 
 def _resources(share: Share) -> dict[str, Any]:
+    """With room in /dev/shm, of which a container has 64 MB unless asked: NCCL and loaders of text meet there."""
+    shared = {"shm_size": f"{_SHARED_GB * share.count}GB"}
     if not share.accelerator:
-        return {"cpu": f"{share.cores}..", "memory": f"{-(-share.memory_bytes // 2**30)}GB.."}
-    return {"gpu": ":".join([*filter(None, accelerator_name(share, place="dstack")), str(share.count)])}
+        return {"cpu": f"{share.cores}..", "memory": f"{-(-share.memory_bytes // 2**30)}GB..", **shared}
+    return {"gpu": ":".join([*filter(None, accelerator_name(share, place="dstack")), str(share.count)]), **shared}
+
+
+def volume_notes(ask: Ask, *, nodes: int) -> tuple[str, ...]:
+    """What has to be so for all nodes to see the run."""
+    if nodes == 1:
+        return ()
+    volume, folder = ask.mount
+    return (
+        f"all {nodes} nodes mount the volume {volume}, and most of dstack's network volumes are disks that one machine"
+        f" can have: where yours is, mount a shared file system on the hosts and write `- HOST-FOLDER:{folder}` under"
+        " volumes",
+    )

@@ -5,13 +5,14 @@ Fields are those of jobset.x-k8s.io/v1alpha2 and of the pods of batch/v1 in it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
 from meshwright.run.launching.ask import PORT, RESTARTS, Ask
 from meshwright.run.launching.command import node_command
-from meshwright.run.launching.shares import Share
+from meshwright.run.launching.shares import Share, shares
 from meshwright.run.launching.yaml_text import yaml_text
 from meshwright.spec.errors import ConfigError, ExitCode, Problem
 from meshwright.spec.plan import Design
@@ -19,6 +20,8 @@ from meshwright.spec.plan import Design
 _CONTAINER = "meshwright"
 _DESIGN_FOLDER = "/etc/meshwright"
 _CONFIG_BYTES = 2**20  # what the API server takes of one ConfigMap
+_APPLIED_BYTES = 2**18  # what the notes on a document hold, in which `kubectl apply` keeps all of it
+_REST_BYTES = 1024  # of it for what is not the design
 _ATTEMPT = "MESHWRIGHT_ATTEMPT"
 _ATTEMPT_LABEL = "metadata.labels['jobset.sigs.k8s.io/restart-attempt']"
 
@@ -30,7 +33,7 @@ def manifest(design: Design, ask: Ask, *, found: Sequence[Share], grace: int) ->
 
 def documents(design: Design, ask: Ask, *, found: Sequence[Share], grace: int) -> tuple[dict[str, Any], ...]:
     """As `manifest`, of plain values."""
-    text = design.to_json() + "\n"
+    text = _design_text(design)
     if len(text) > _CONFIG_BYTES:
         what = f"the design has {len(text):,} bytes and a ConfigMap holds {_CONFIG_BYTES:,}"
         fix = f"put it into {ask.run} as design.json, and leave --design and the ConfigMap out of the manifest"
@@ -42,6 +45,30 @@ def documents(design: Design, ask: Ask, *, found: Sequence[Share], grace: int) -
         "data": {"design.json": text},
     }
     return config, _jobset(ask, found=found, grace=grace)
+
+
+def notes(design: Design, *, nodes: int) -> tuple[str, ...]:
+    """What is not in the manifest and what the plan rests on."""
+    found = []
+    if nodes > 1 and any(share.accelerator for share in shares(design)):
+        found.append(
+            "pods have the cluster's plain network, which is not the one that is predicted: for RDMA add your device"
+            " plugin's resource (rdma/ib: 1, vpc.amazonaws.com/efa: 32) to limits, IPC_LOCK to"
+            " securityContext.capabilities.add, and hostNetwork: true with dnsPolicy: ClusterFirstWithHostNet where"
+            " its adapters are the host's alone"
+        )
+    size = len(json.dumps(_design_text(design)))
+    if size > _APPLIED_BYTES - _REST_BYTES:
+        found.append(
+            f"`kubectl apply` refuses a design of {size:,} bytes, since it keeps it in a note of {_APPLIED_BYTES:,}:"
+            " use `kubectl apply --server-side -f`"
+        )
+    return tuple(found)
+
+
+def _design_text(design: Design) -> str:
+    """The design without a space that nobody needs, since `kubectl apply` keeps it twice."""
+    return json.dumps(json.loads(design.to_json()), separators=(",", ":")) + "\n"
 
 
 def _jobset(ask: Ask, *, found: Sequence[Share], grace: int) -> dict[str, Any]:

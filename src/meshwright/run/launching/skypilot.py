@@ -35,7 +35,12 @@ def document(ask: Ask, *, found: Sequence[Share]) -> dict[str, Any]:
     return {
         "name": ask.name,
         "num_nodes": len(found),
-        "resources": {**_machine(share), "image_id": f"docker:{ask.image}", "job_recovery": recovery},
+        "resources": {
+            **_machine(share),
+            **_network(share, nodes=len(found)),
+            "image_id": f"docker:{ask.image}",
+            "job_recovery": recovery,
+        },
         "file_mounts": {DESIGN_AT: f"./{design_name(ask.name)}"},
         "volumes": {folder: volume},
         "run": _run(ask),
@@ -48,6 +53,11 @@ def _machine(share: Share) -> dict[str, Any]:
     model, memory = accelerator_name(share, place="SkyPilot")
     name = _PLAIN.get((model, memory), f"{model}-{memory}" if memory else model)
     return {"accelerators": f"{name}:{share.count}"}
+
+
+def _network(share: Share, *, nodes: int) -> dict[str, Any]:
+    """The fast adapters that a plan on several nodes of accelerators is priced on."""
+    return {"network_tier": "best"} if share.accelerator and nodes > 1 else {}
 
 
 def _run(ask: Ask) -> str:

@@ -101,6 +101,7 @@ def _options(ask: Ask, *, share: Share, nodes: int, grace: int) -> list[str]:
         "nodes": str(nodes),
         "ntasks-per-node": "1",
         "exclusive": None,
+        "mem": "0",  # all of a node's, of which many sites give a whole node a part unless asked
     }
     if share.accelerator:
         wanted["gres"] = f"gpu:{share.count}"

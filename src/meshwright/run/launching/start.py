@@ -59,14 +59,16 @@ def document(design: Design, ask: Ask) -> Document:
     predicted = cost.predict(design)
     grace = grace_seconds(ask, job=design.job, predicted=predicted)
     asked = "asked for" if ask.grace_seconds is not None else "predicted"
-    notes = (f"{format_seconds(grace)} are kept to save in ({asked})",)
+    notes: tuple[str, ...] = (f"{format_seconds(grace)} are kept to save in ({asked})",)
     if ask.place is Place.SLURM:
         text = slurm.script(design, ask, found=found, grace=grace)
         return _made(ask, found, text, suffix=".sbatch", use="sbatch", grace=grace, notes=notes)
     if ask.place is Place.KUBERNETES:
         text = kubernetes.manifest(design, ask, found=found, grace=grace)
+        notes += kubernetes.notes(design, nodes=len(found))
         return _made(ask, found, text, suffix=".jobset.yaml", use="kubectl apply -f", grace=grace, notes=notes)
     text = dstack.task(ask, found=found, grace=grace)
+    notes += dstack.volume_notes(ask, nodes=len(found))
     use = "dstack apply -f"
     return _made(ask, found, text, suffix=".dstack.yml", use=use, grace=grace, notes=notes, design=design)
 
