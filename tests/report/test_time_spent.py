@@ -42,7 +42,7 @@ def goodput() -> Goodput:
 
 def test_lines_say_the_useful_share_and_what_each_fault_cost() -> None:
     first, second = goodput_lines(goodput())
-    assert first.startswith("time: 86.8 % of 2 h 17 min was useful (ETTR); undone steps 10 min 0 s, down 5 min 0 s, ")
+    assert first.startswith("time: 86.8 % of 2 h 18 min was useful (ETTR); undone steps 10 min 0 s, down 5 min 0 s, ")
     assert second == f"  {LOST}"
     small = Interruption(step=1, why="a test", undone_steps=0, seconds={Spent.RESTART: 1.0})
     many = replace(goodput(), interruptions=(*goodput().interruptions, *[small] * 6))
