@@ -11,9 +11,10 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.run.launching.start import Document
+from meshwright.run.train import with_absolute_paths
 from meshwright.spec.errors import ExitCode
 from tests.run.launching.made import on_gpus, on_processors
-from tests.run.runs import design
+from tests.run.runs import design, done
 
 
 @pytest.fixture
@@ -57,6 +58,20 @@ def test_what_the_nodes_read_is_written_with_the_script(
     words += ["--resume", "--set", "job.seed=5"]
     assert main([*words, "--set", "job.learning_rate.warmup_steps=9"]) == ExitCode.OK
     assert "job.learning_rate.warmup_steps is 9 from here on" in capsys.readouterr().err
+
+
+def test_a_run_that_is_done_is_not_launched_again(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, script = tmp_path / "run", tmp_path / "job.sbatch"
+    done(run, with_absolute_paths(on_processors(tmp_path)))
+    words = ["launch", str(plan), "--on", "slurm", "--run", str(run), "--resume"]
+    assert main(words) == ExitCode.OK
+    assert "it cannot start as it is" in capsys.readouterr().err
+    assert main([*words, "--out", str(script), "--set", "job.checkpoint.keep=9"]) == ExitCode.USAGE
+    assert "steps are done and none is left to train" in capsys.readouterr().err
+    assert (run / "measured.json").is_file()
+    assert not script.exists()
 
 
 FAR = ["--run", "/mnt/first", "--image", "x", "--volume", "v:/mnt"]

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main
+from meshwright.run.choose import default_run_dir
+from meshwright.run.files import load_design
 from meshwright.run.outcome import Ended, Outcome
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ExitCode
@@ -97,6 +99,30 @@ def test_a_run_that_is_not_there_is_not_gone_on_with(
     assert main(["train", "--run", str(tmp_path / "none"), "--resume"]) == ExitCode.USAGE
     assert f"{tmp_path / 'none'}: no such run" in capsys.readouterr().err
     assert not asked
+
+
+@pytest.mark.parametrize("command", [["train"], ["launch", "--on", "local"]], ids=lambda words: words[0])
+def test_a_run_in_place_of_a_plan_goes_on_by_its_own_name_alone(
+    command: list[str],
+    plan: Path,
+    asked: list[dict[str, object]],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "design.json").write_text(plan.read_text())
+    assert main([*command, "my run", "--resume"]) == ExitCode.USAGE
+    assert "my run: is a run, given as a plan; --resume goes on with the run that --run names; use --run 'my run'" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+    own = default_run_dir(load_design(plan))
+    own.mkdir(parents=True)
+    (own / "design.json").write_text(plan.read_text())
+    assert main(["train", str(own), "--resume"]) == ExitCode.SAVED
+    assert [call["run_dir"] for call in asked] == [own]
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,17 @@ from typing import Any
 import psutil
 
 from meshwright import catalog
+from meshwright.run.files import write_json
 from meshwright.run.launch import WORKER_MODULE
+from meshwright.run.outcome import Ended, ended_path
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.job import CheckpointSpec, DataSpec, Decay, EvaluationSpec, LearningRate, Source
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
+from meshwright.train.checkpoint import Manifest
+from meshwright.train.checkpoint.find import path_of
+from meshwright.train.checkpoint.manifest import FileRecord, seal, write_manifest
+from meshwright.train.events import Ending
 from tests.support import designs, models
 from tests.support.designs import Layout
 
@@ -71,6 +77,39 @@ def failing(cluster: ClusterSpec, *, hours: float) -> ClusterSpec:
     """The same machines, of which each device fails every so many hours."""
     (group,) = cluster.groups
     return replace(cluster, groups=(replace(group, device=replace(group.device, hours_between_failures=hours)),))
+
+
+def saved(run: Path, step: int) -> Path:
+    """A checkpoint of that step, whole by its marker, manifest and file sizes."""
+    folder = path_of(run / "checkpoints", step)
+    folder.mkdir(parents=True)
+    (folder / "data").write_text("weights")
+    files = {"data": FileRecord(bytes=len("weights"), step=step)}
+    manifest = Manifest(
+        step=step,
+        state={},
+        plan="",
+        layout="",
+        model="",
+        model_name="",
+        world_size=1,
+        versions={},
+        files=files,
+        index="",
+    )
+    write_manifest(folder, manifest)
+    seal(folder)
+    return folder
+
+
+def done(run: Path, made: Design) -> None:
+    """`run` holds what is asked of a run that has trained all steps of `made`."""
+    steps = made.job.total_steps
+    saved(run, steps)
+    write_json(run / "design.json", made)
+    (run / "measured.json").write_text("{}")
+    ended = Ended(ending=Ending.FINISHED, step=steps, total_steps=steps, tokens=made.job.total_tokens, seconds=1.0)
+    write_json(ended_path(run), ended)
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,18 @@ from meshwright.cli.app import run as main
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.jobs import jobs_of, shared_out
 from meshwright.run.dry_run import dry_run, shares_of
-from meshwright.spec.cluster import DeviceKind
+from meshwright.run.preflight import check_design
+from meshwright.spec.cluster import DeviceKind, Precision
+from meshwright.spec.compression import PowerSgd
 from meshwright.spec.errors import ConfigError, ExitCode, WorkerFailed
 from meshwright.spec.exchange import Exchange, TokenLayout
 from meshwright.spec.job import Switch
-from meshwright.spec.plan import Design, Recompute, ScheduleKind, Sharding
+from meshwright.spec.plan import Design, Plan, Recompute, ScheduleKind, Sharding
 from meshwright.spec.report import LineName, MemoryPart, Origin
+from meshwright.spec.synchronize import SyncKind
 from tests.run import dry_cases
 from tests.run.dry_cases import case
+from tests.run.runs import design
 from tests.support.designs import Layout
 from tests.support.models import ROUTINGS, routed, with_prefix
 from tests.support.pool import Pool
@@ -265,6 +270,26 @@ def test_what_the_runtime_cannot_run_is_refused_by_its_rule() -> None:
     tpus = replace(group, device=replace(group.device, kind=DeviceKind.TPU))
     with pytest.raises(ConfigError, match="rule runtime-devices"):
         dry_run(replace(entry, cluster=replace(entry.cluster, groups=(tpus,))))
+
+
+def test_what_the_job_does_not_allow_is_refused_as_it_is_to_train(tmp_path: Path) -> None:
+    entry = design(tmp_path, Layout(batch=4, replicate=2), steps=4)
+    plan, (group,) = entry.plan, entry.plan.groups
+    half = replace(plan.stages[0], groups=(replace(group, precision=Precision.BF16),))
+    spoilt = [
+        (replace(entry, plan=replace(plan, stages=(half,))), "rule precision-is-asked"),
+        (replace(entry, plan=met(plan, compression=PowerSgd(rank=2))), "rule compression-is-asked"),
+        (replace(entry, plan=met(plan, kind=SyncKind.LOCAL)), "rule learners-are-asked"),
+        (replace(entry, job=replace(entry.job, techniques=("nope",))), "technique 'nope' is unknown"),
+    ]
+    for broken, says in spoilt:
+        for refuse in (dry_run, check_design):
+            with pytest.raises(ConfigError, match=says):
+                refuse(broken)
+
+
+def met(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, gradients=replace(plan.gradients, **changes))
 
 
 def test_traces_are_shared_out_once_each_and_evenly() -> None:

@@ -10,20 +10,17 @@ from pathlib import Path
 import pytest
 
 from meshwright.run.files import write_json
-from meshwright.run.outcome import Ended, ended_path
-from meshwright.run.resume import changes, check_resumable, going_on, steps_of
+from meshwright.run.outcome import Ended, ended_path, read_ended
+from meshwright.run.resume import changes, check_resumable, going_on, is_done, nothing_left, steps_of
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import PowerSgd
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import CheckpointSpec, Decay, LearningRate
 from meshwright.spec.plan import Sharding, Training
 from meshwright.spec.synchronize import GradientSync
-from meshwright.train.checkpoint import Manifest
-from meshwright.train.checkpoint.find import path_of
-from meshwright.train.checkpoint.manifest import FileRecord, seal, write_manifest
 from meshwright.train.events import Ending
 from meshwright.train.learning_rate import learning_rate
-from tests.run.runs import design
+from tests.run.runs import design, saved
 from tests.support.designs import Layout
 
 
@@ -35,28 +32,6 @@ def run(tmp_path: Path) -> Path:
     write_json(folder / "design.json", design(tmp_path, steps=20, checkpoint=CheckpointSpec(every_steps=5)))
     rows = [{"step": step, "loss": 3.0} for step in range(1, 8)] + [{"step": 9, "validation_loss": 3.0}]
     (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows) + '\n{"step": 8, "lo')
-    return folder
-
-
-def saved(run: Path, step: int) -> Path:
-    folder = path_of(run / "checkpoints", step)
-    folder.mkdir(parents=True)
-    (folder / "data").write_text("weights")
-    files = {"data": FileRecord(bytes=len("weights"), step=step)}
-    manifest = Manifest(
-        step=step,
-        state={},
-        plan="",
-        layout="",
-        model="",
-        model_name="",
-        world_size=1,
-        versions={},
-        files=files,
-        index="",
-    )
-    write_manifest(folder, manifest)
-    seal(folder)
     return folder
 
 
@@ -76,14 +51,19 @@ def test_a_run_that_ended_well_had_saved(run: Path, tmp_path: Path) -> None:
         check_resumable(run)
 
 
-def test_a_run_that_has_no_step_left_says_how_it_goes_on(run: Path, tmp_path: Path) -> None:
-    saved(run, 20)
+def test_a_run_has_no_step_left_once_its_last_state_is_saved(run: Path, tmp_path: Path) -> None:
+    saved(run, 15)
     entry = design(tmp_path, steps=20, checkpoint=CheckpointSpec(every_steps=5))
     write_json(ended_path(run), Ended(ending=Ending.FINISHED, step=20, total_steps=20, tokens=7, seconds=1.0))
-    (line,) = going_on(run, entry)
-    assert line.startswith("all 20 steps are done and none is trained; --set job.total_tokens=")
+    assert nothing_left(run, entry) is None, "its last state is gone"
+    saved(run, 20)
+    assert nothing_left(run, entry) == read_ended(run)
+    told = f"{run}: all 20 steps are done and none is left to train; --set job.total_tokens=... makes the run longer"
+    assert str(is_done(run, entry)) == told
     longer = replace(entry, job=replace(entry.job, total_tokens=2 * entry.job.total_tokens))
-    assert not [line for line in going_on(run, longer) if "none is trained" in line]
+    assert nothing_left(run, longer) is None
+    ended_path(run).unlink()
+    assert nothing_left(run, entry) is None, "it did not say how it ended"
 
 
 def test_a_learning_rate_that_jumps_is_told(run: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from meshwright.run.audit import audit
 from meshwright.run.files import load_design, write_json
 from meshwright.run.generate import generate
 from meshwright.run.outcome import Outcome
+from meshwright.run.resume import is_done
 from meshwright.run.train import train
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, WorkerFailed
 from meshwright.spec.exchange import Exchange, TokenLayout
@@ -298,6 +299,21 @@ def test_a_loss_that_is_not_finite_names_the_step_and_saves_the_one_before(whole
     assert "Traceback" not in str(caught.value)
 
 
+def test_a_run_that_is_done_stays_as_it_is_by_its_plan_and_by_another(whole: Path) -> None:
+    run = whole / "run"
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for layout in (None, SHARDED):
+        said: list[str] = []
+        outcome = train(design(whole, layout, steps=STEPS), run_dir=run, resume=True, say=said.append)
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+        assert said == [str(is_done(run, design(whole, steps=STEPS)))]
+        assert outcome.exit_code is ExitCode.OK
+        assert outcome.plan == design(whole, steps=STEPS).plan.digest()
+        assert outcome.ended.loss == losses(run)[STEPS]
+        assert outcome.measured is not None
+        assert outcome.goodput is not None
+
+
 def test_a_directory_that_holds_a_run_is_not_written_over(whole: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds a run already.*--resume"):
         train(design(whole, steps=STEPS), run_dir=whole / "run", say=quiet)
@@ -318,7 +334,7 @@ def test_a_changed_text_is_refused_on_resume(whole: Path) -> None:
     known.write_text(json.dumps(json.loads(before) | {"digest": "another"}))
     try:
         with pytest.raises(ConfigError, match="the corpus has changed"):
-            train(design(whole, steps=STEPS), run_dir=whole / "run", resume=True, say=quiet)
+            train(design(whole, steps=STEPS + 4), run_dir=whole / "run", resume=True, say=quiet)
     finally:
         known.write_text(before)
 

@@ -190,6 +190,8 @@ def test_a_swept_constraint_is_no_flip_and_a_value_without_a_plan_says_why() -> 
         ("cluster.memory=40GiB..80GiB:2", ("40 GiB", "80 GiB")),
         ("batch_tokens=1Mi,2Mi", ("1Mi", "2Mi")),
         ("cluster.nodes=1..4:9", ("1", "2", "3", "4")),
+        ("cluster.nodes=1..64*1.01", tuple(str(number) for number in range(1, 64))),
+        ("cluster.nodes=190..193*1.0001", ("190", "191", "192", "193")),
     ],
 )
 def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
@@ -230,6 +232,7 @@ def test_forms_of_values(values: str, labels: tuple[str, ...]) -> None:
         (["fix.recompute=some"], "--sweep fix.recompute=some: 'some' is not a recompute"),
         (["cluster.nodes=1,1"], "named twice"),
         (["cluster.nodes=1..1e9:1000"], "more than 200 designs"),
+        (["cluster.nodes=1..1e300*1.0000001"], "more than 200 designs"),
         (["job.fix.tensr=1"], "did you mean 'tensor'?"),
         (["cluster.nodes=1", "cluster.num_nodes=2"], "is swept twice"),
         (["cluster.nodes=1", "job.batch=1", "job.sequence=1"], "3 paths are swept"),

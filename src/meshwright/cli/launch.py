@@ -72,12 +72,12 @@ def launch(
     """Show the script or manifest that starts a plan over ssh, SLURM, Kubernetes, SkyPilot or dstack; submit it."""
     from meshwright import catalog
     from meshwright.cli.output import duration
-    from meshwright.run.choose import default_run_dir
+    from meshwright.run.choose import run_dir_of
     from meshwright.run.launching.ask import Ask
     from meshwright.spec.paths import expanded
 
     place, design = _place(on), catalog.load_design(plan, sets=sets or ())
-    folder = expanded(run or default_run_dir(design))
+    folder = expanded(run_dir_of(design, run=run, given=plan, resume=resume))
     ask = Ask(
         place=place,
         run=folder if place.is_far else folder.absolute(),

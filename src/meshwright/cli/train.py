@@ -37,7 +37,7 @@ def train(
 ) -> int:
     """Train on this machine: a plan, or one designed now. Ctrl-C saves and ends with exit code 75."""
     from meshwright.cli.output import duration, note, print_json, print_wrapped
-    from meshwright.run.choose import default_run_dir
+    from meshwright.run.choose import run_dir_of
     from meshwright.run.train import train as run_training
 
     stop_seconds = duration(stop_after, where="--stop-after")
@@ -45,7 +45,7 @@ def train(
         plan=plan, model=model, cluster=cluster, job=job, data=data, sets=sets, run=run, resume=resume, steps=steps,
         measure=measure,
     )  # fmt: skip
-    folder = run or default_run_dir(chosen.design)
+    folder = run_dir_of(chosen.design, run=run, given=plan, resume=resume)
     for line in _before(chosen, folder):
         note(line)
     outcome = run_training(

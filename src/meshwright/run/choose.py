@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +70,20 @@ def with_length(job: JobSpec, *, steps: int | None) -> JobSpec:
 def default_run_dir(design: Design) -> Path:
     """`runs/MODEL-PLAN` under the working directory: another plan is another directory."""
     return Path("runs") / f"{design.model.name}-{design.plan.digest()[:8]}"
+
+
+def run_dir_of(design: Design, *, run: Path | None, given: Path | None, resume: bool) -> Path:
+    """`run`, or where it is not named that of the design.
+
+    Raises ConfigError where the design is that of another run, `given` in place of a plan, which is to go on.
+    """
+    if run is not None:
+        return run
+    folder = default_run_dir(design)
+    if resume and given is not None and given.is_dir() and given.resolve() != folder.resolve():
+        what = "is a run, given as a plan; --resume goes on with the run that --run names"
+        raise ConfigError(Problem(what=what, where=str(given), fix=f"use --run {shlex.quote(str(given))}"))
+    return folder
 
 
 def designed(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshwright import cost, search
+from meshwright import cost
 from meshwright.cost.fixed_buffers import workspace_bytes
 from meshwright.cost.stacks import OWN, software_name, software_of
 from meshwright.cost.traffic_rounds import steps_between
@@ -17,9 +17,10 @@ from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.events import Packed
 from meshwright.run.dry.jobs import jobs_of, shared_out
 from meshwright.run.dry.worker import PRELOADED, count_ranks, hush, trace_jobs
+from meshwright.run.preflight import check_rules
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.counted import count_gaps
-from meshwright.spec.errors import ConfigError, Fault, Problem, WorkerFailed
+from meshwright.spec.errors import Fault, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Gap, Line, LineName, MemoryPart, Origin, Report, StageMemory
 
@@ -52,15 +53,13 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
     """What the real step does on each pipeline rank of `design`, counted operator by operator on fake tensors.
 
     Probes of few layers and microbatches tell the rest to the byte, and where they do not the whole is traced, as it
-    is where `whole` asks for it. `say` is given progress lines. Raises ConfigError with every rule of plans or of
-    this runtime that the design breaks; one that does not fit its devices is counted, and `fits` says so. Fault where
-    the step could not be traced, and WorkerFailed where a process that counts was killed.
+    is where `whole` asks for it. `say` is given progress lines. Raises ConfigError with every rule of plans, of the
+    job or of this runtime that the design breaks; one that does not fit its devices is counted, and `fits` says so.
+    Fault where the step could not be traced, and WorkerFailed where a process that counts was killed.
     """
     begun = time.perf_counter()
     say = say or _nobody
-    problems = search.check(design, scopes=frozenset({search.Scope.PLAN, search.Scope.RUNTIME}))
-    if problems:
-        raise ConfigError(problems)
+    check_rules(design)
     found = _counted(design, whole=whole, say=say)
     ranks = tuple(sorted((count for counts in found for count in counts), key=lambda count: count.rank))
     predicted = with_traffic(design, cost.predict(design))

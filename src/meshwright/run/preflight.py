@@ -21,7 +21,7 @@ from meshwright.run.files import load_design, read_json
 from meshwright.run.machine import this_machine
 from meshwright.run.torchft import present
 from meshwright.spec.cluster import DeviceKind
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit, MeshwrightError, NoPlanFits, Problem
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Gathering, MeshwrightError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec
 from meshwright.spec.optimizer import Optimizer
 from meshwright.spec.paths import expanded
@@ -49,10 +49,14 @@ def check_job(job: JobSpec) -> None:
 
 def check_named(job: JobSpec) -> None:
     """What can be told on any machine: techniques are known, and some text is named. Raises ConfigError."""
-    importlib.import_module("meshwright.techniques").check(job.techniques)
+    _check_techniques(job)
     if not job.data.sources:
         fix = "--data names a JSONL, text or xz file"
         raise ConfigError(Problem(what="no text is given", where="job.data.sources", fix=fix))
+
+
+def _check_techniques(job: JobSpec) -> None:
+    importlib.import_module("meshwright.techniques").check(job.techniques)
 
 
 def tokenizer_vocab(name: str) -> int:
@@ -72,7 +76,7 @@ def job_problems(job: JobSpec, *, model_vocab: int) -> tuple[Problem, ...]:
             raise ConfigError(_too_many_tokens(tokens, model_vocab))
 
     checks: list[Callable[[], object]] = [
-        lambda: importlib.import_module("meshwright.techniques").check(job.techniques),
+        lambda: _check_techniques(job),
         lambda: trackers.check(job.trackers),
         lambda: present.check(job),
         *(partial(files_of, source) for source in job.data.sources),
@@ -98,15 +102,24 @@ def check_design(design: Design) -> None:
     check_start(design)
 
 
+def check_rules(design: Design) -> None:
+    """The design breaks no rule of plans, of its job or of this runtime, and its techniques are known.
+
+    Raises ConfigError with every broken rule. That memory is short breaks none.
+    """
+    plans, runtime = frozenset({search.Scope.PLAN}), frozenset({search.Scope.RUNTIME})
+    gathered = Gathering()
+    gathered.problems += search.check_answer(design, scopes=plans) or search.check(design, scopes=runtime)
+    gathered.attempt(lambda: _check_techniques(design.job))
+    gathered.tell()
+
+
 def check_plan(design: Design) -> None:
     """The design is legal and this runtime can train it, wherever its data are.
 
-    Raises ConfigError with every broken rule, NoPlanFits when only memory is short.
+    Raises as `check_rules` does, and NoPlanFits when only memory is short.
     """
-    plans, runtime = frozenset({search.Scope.PLAN}), frozenset({search.Scope.RUNTIME})
-    problems = search.check_answer(design, scopes=plans) or search.check(design, scopes=runtime)
-    if problems:
-        raise ConfigError(problems)
+    check_rules(design)
     problems = search.check(design, scopes=frozenset({search.Scope.MEMORY}))
     if problems:
         raise NoPlanFits(problems)
@@ -150,7 +163,8 @@ def check_run_dir(design: Design, *, run_dir: Path, resume: bool) -> None:
             raise ConfigError(Problem(what="this directory holds a run already", where=str(run_dir), fix=fix))
         return
     if not path.is_file():
-        raise ConfigError(Problem(what="there is no run to go on with", where=str(run_dir), fix="leave out --resume"))
+        fix = "--run names the run that is to go on; leave out --resume to begin one"
+        raise ConfigError(Problem(what="there is no run to go on with", where=str(run_dir), fix=fix))
     differences = _differences(load_design(path), design)
     if differences:
         raise ConfigError(differences)

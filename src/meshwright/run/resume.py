@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.run.files import load_design
-from meshwright.run.outcome import read_ended
+from meshwright.run.outcome import Ended, read_ended
 from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
@@ -50,20 +50,34 @@ def check_resumable(run_dir: Path) -> str | None:
     return f"nothing to go on from: {past} never saved a checkpoint; the run begins at step 0"
 
 
+def nothing_left(run_dir: Path, design: Design) -> Ended | None:
+    """How the run in `run_dir` ended, where no step of `design` is left to train and its last state is whole; else
+    None."""
+    from meshwright.train.checkpoint import newest
+
+    ended, last = read_ended(run_dir), design.job.total_steps
+    if ended is None or ended.step < last:
+        return None
+    found = newest(run_dir / "checkpoints").checkpoint
+    return ended if found is not None and found.step >= last else None
+
+
+def is_done(run_dir: Path, design: Design) -> Problem:
+    """That no step of `design` is left to train in `run_dir`, and what would go on."""
+    what = f"all {design.job.total_steps:,} steps are done and none is left to train"
+    return Problem(what=what, where=str(run_dir), fix="--set job.total_tokens=... makes the run longer")
+
+
 def going_on(run_dir: Path, design: Design) -> list[str]:
     """What a person should know of the run in `run_dir` as it goes on by `design`, a line each. Raises as
     `check_resumable` does."""
     from meshwright.train.checkpoint import newest
 
-    begins, ended, last = check_resumable(run_dir), read_ended(run_dir), design.job.total_steps
+    begins = check_resumable(run_dir)
     lines, before = [begins] if begins else [], load_design(run_dir / "design.json")
     lines += changes(before, design)
     found = newest(run_dir / "checkpoints").checkpoint
     lines += _rate_change(before.job, design.job, step=found.step) if found is not None else []
-    if ended is not None and ended.step >= last:
-        lines.append(
-            f"all {last:,} steps are done and none is trained; --set job.total_tokens=... makes the run longer"
-        )
     return lines
 
 

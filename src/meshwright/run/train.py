@@ -18,8 +18,8 @@ from meshwright.run.claim import claimed
 from meshwright.run.environment import environment
 from meshwright.run.files import load_design, write_json
 from meshwright.run.machine import cache_root, this_machine
-from meshwright.run.outcome import Outcome, ended_path, read_ended, read_report
-from meshwright.run.resume import going_on
+from meshwright.run.outcome import Ended, Outcome, ended_path, read_ended, read_report
+from meshwright.run.resume import going_on, is_done, nothing_left
 from meshwright.run.screen import Screen
 from meshwright.spec.errors import ConfigError, ExitCode, Problem, WorkerFailed
 from meshwright.spec.goodput import Mark, Moment
@@ -28,6 +28,7 @@ from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.units import format_bytes
+from meshwright.train.events import Ending
 from meshwright.train.interval import predicted_costs
 from meshwright.train.observe.timekeeper import first_line, goodput_of, note
 from meshwright.train.observe.timekeeper import launched as launched_mark
@@ -53,7 +54,8 @@ def train(
     """The run in `run_dir` is trained to its end, or for `steps` more steps, or until a signal or for `stop_after`
     seconds from now, both of which save it; how it ended.
 
-    A run that goes on (`resume`) may have another plan and another length, and keeps the order of its data. `say` is
+    A run that goes on (`resume`) may have another plan and another length, and keeps the order of its data; where no
+    step is left to train, its folder stays as it is. `say` is
     given the lines a person should see before the workers write their own; None writes them to standard error. The
     run keeps `decision`, which chose the design, beside it. `screen` says what is seen of the workers.
 
@@ -66,6 +68,8 @@ def train(
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
     if resume:
+        if done := nothing_left(folder, design):
+            return _as_it_was(folder, done, design, say=say)
         for line in going_on(folder, design):
             say(line)
     predicted = cost.predict(design)
@@ -175,6 +179,20 @@ def _outcome(design: Design, run_dir: Path, *, predicted: Report, launched: Laun
         raise WorkerFailed(Problem(what="the workers ended and did not say how", where=str(run_dir)))
     measured = read_report(run_dir / "measured.json")
     return Outcome(run_dir=str(run_dir), plan=design.plan.digest(), ended=ended, predicted=predicted, measured=measured)
+
+
+def _as_it_was(run_dir: Path, ended: Ended, asked: Design, *, say: Say) -> Outcome:
+    """What the run in `run_dir`, which has no step left of what is `asked`, came to by the design that trained it."""
+    say(str(is_done(run_dir, asked)))
+    design = load_design(run_dir / "design.json")
+    return Outcome(
+        run_dir=str(run_dir),
+        plan=design.plan.digest(),
+        ended=replace(ended, ending=Ending.FINISHED, total_steps=asked.job.total_steps),
+        predicted=read_report(run_dir / "predicted.json") or cost.predict(design),
+        measured=read_report(run_dir / "measured.json"),
+        goodput=goodput_of(run_dir),
+    )
 
 
 def failure_of(design: Design, run_dir: Path, *, predicted: Report, launched: Launched) -> WorkerFailed:

@@ -212,11 +212,26 @@ def _range(text: str, values: str, field: Field) -> tuple[float | int, ...]:
         count = min(int(by), MOST_POINTS + 1)
         found = [low + (high - low) * index / (count - 1) for index in range(count)]
     else:
-        steps = min(int(math.log(high / low) / math.log(by) + 1e-9), MOST_POINTS)
-        found = [low * by**index for index in range(steps + 1)]
+        found = _grown(low, high, by=by, whole=field.is_whole)
     if field.is_whole:
         return tuple(dict.fromkeys(round(number) for number in found))
     return tuple(found)
+
+
+def _grown(low: float, high: float, *, by: float, whole: bool) -> list[float]:
+    """`low`, and what it comes to each time that it grows by a factor, up to `high`: MOST_POINTS + 1 at the most.
+
+    Of `whole` numbers each is there once: steps that round to the one before are passed over.
+    """
+    last, index = int(math.log(high / low) / math.log(by) + 1e-9), 0
+    found: dict[float, None] = {}
+    while index <= last and len(found) <= MOST_POINTS:
+        number = low * by**index
+        found[round(number) if whole else number] = None
+        index += 1
+        if whole:
+            index = max(index, math.ceil(math.log((round(number) + 0.5) / low) / math.log(by)))
+    return list(found)
 
 
 def shown(path: str, number: float) -> str:

@@ -24,7 +24,7 @@ from meshwright.spec.plan import Design
 from meshwright.train.observe.timekeeper import goodput_of
 from tests.run.launching import sshd_here
 from tests.run.launching.made import NODES, on_processors
-from tests.run.runs import after_steps, ask_to_stop, losses, rows
+from tests.run.runs import after_steps, ask_to_stop, done, losses, rows
 
 STEPS = 6
 
@@ -72,6 +72,19 @@ def test_a_run_that_would_lose_steps_unsaid_is_not_begun_again(
     words = [str(tmp_path), "--node", "0", "--nodes", "1", "--head", head(), "--session", "s"]
     assert node.main(words) == ExitCode.ENVIRONMENT
     assert "the run reached step 2 and no complete checkpoint of it is left" in capsys.readouterr().err
+
+
+def test_a_node_leaves_a_run_that_is_done_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = on_processors(tmp_path)
+    run, other = tmp_path / "run", tmp_path / "other.json"
+    done(run, made)
+    other.write_text(placed(made).to_json())
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    for begin_with in ([], ["--design", str(other)]):
+        words = [str(run), "--node", "0", "--nodes", "2", "--head", head(), "--session", "s", *begin_with]
+        assert node.main(words) == ExitCode.OK
+        assert "steps are done and none is left to train" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def nodes(

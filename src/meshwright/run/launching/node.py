@@ -29,7 +29,7 @@ from meshwright.run.launching.meeting import MEETING_SECONDS, Greeting, Met, agr
 from meshwright.run.launching.shares import Share, shares
 from meshwright.run.machine import installed
 from meshwright.run.outcome import read_ended
-from meshwright.run.resume import check_resumable
+from meshwright.run.resume import check_resumable, is_done, nothing_left
 from meshwright.run.train import failure_of, remove_empty_logs, write_design
 from meshwright.spec import codec
 from meshwright.spec.cluster import DeviceKind
@@ -78,21 +78,15 @@ def take_part(
     """The run has ended on all nodes, of which this is `node`, and its exit code is the same on each.
 
     `begin_with` is a design by which node 0 begins the run, or goes on with it. The run stops, saved, from `stop_at`
-    on, in seconds since the epoch. Raises EnvironmentUnfit where nodes do not meet or differ, WorkerFailed with what
-    the first failing worker of this node says.
+    on, in seconds since the epoch. Where no step is left to train, its folder stays as it is. Raises EnvironmentUnfit
+    where nodes do not meet or differ, WorkerFailed with what the first failing worker of this node says.
     """
-    greeting = Greeting(
-        node=node,
-        nodes=nodes,
-        host=socket.gethostname(),
-        session=session,
-        design="",
-        meshwright=installed("meshwright"),
-        torch=installed("torch"),
-    )
     gathered = Gathering()
     design = gathered.attempt(lambda: load_design(begin_with or run_dir / "design.json"))
-    mine: Share | None = None
+    if design is not None and nothing_left(run_dir, design):
+        _say(str(is_done(run_dir, design)))
+        return int(ExitCode.OK)
+    greeting, mine = _greeting(node=node, nodes=nodes, session=session), None
     if design is not None:
         wanted = design
         mine = gathered.attempt(lambda: _share(wanted, node=node, nodes=nodes))
@@ -124,6 +118,19 @@ def take_part(
         if elastic is not None:
             return elastic.begin(met, nodes=nodes)
         return _train(design, run_dir, mine=mine, nodes=nodes, met=met, stop_at=stop_at)
+
+
+def _greeting(*, node: int, nodes: int, session: str) -> Greeting:
+    """What this node says of itself before it has read the design."""
+    return Greeting(
+        node=node,
+        nodes=nodes,
+        host=socket.gethostname(),
+        session=session,
+        design="",
+        meshwright=installed("meshwright"),
+        torch=installed("torch"),
+    )
 
 
 def number_in(text: str, environment: Mapping[str, str]) -> int:

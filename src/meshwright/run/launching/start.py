@@ -14,7 +14,7 @@ from meshwright.run.launching.ask import Ask, Place, check
 from meshwright.run.launching.clouds import design_name
 from meshwright.run.launching.grace import grace_seconds
 from meshwright.run.launching.shares import Share, shares
-from meshwright.run.resume import going_on
+from meshwright.run.resume import going_on, is_done, nothing_left
 from meshwright.run.train import with_absolute_paths, write_design
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
@@ -77,7 +77,8 @@ def check_ready(design: Design, ask: Ask) -> None:
     """The run can be written, and started, as asked: what its nodes read is fit, as far as this machine can tell.
 
     Raises ConfigError where no text is named or, in places that see the files of this machine, where text or weights
-    are not there or the directory holds another run; EnvironmentUnfit where this machine is to train it and cannot.
+    are not there, or the directory holds another run or one that is done; EnvironmentUnfit where this machine is to
+    train it and cannot.
     """
     if ask.place.is_far:
         preflight.check_named(design.job)
@@ -87,6 +88,8 @@ def check_ready(design: Design, ask: Ask) -> None:
     preflight.check_run_dir(design, run_dir=ask.run, resume=ask.resume)
     if ask.place is Place.LOCAL:
         preflight.check_machine(design, predicted=cost.predict(design), run_dir=ask.run)
+    elif ask.resume and nothing_left(ask.run, design):
+        raise ConfigError(is_done(ask.run, design))
 
 
 def keep(design: Design, ask: Ask, *, decision: search.Decision | None, say: Say) -> None:
