@@ -195,7 +195,7 @@ def test_qwen3_next_projects_as_its_configuration_says() -> None:
     model = express(row(**MIXTURE | changes | sizes | {"vocab": "151936"})).design.model
     mamba = model.layers[0].mixer
     assert isinstance(mamba, Recurrence)
-    assert mamba.matrix_parameters == 2048 * (16 * 128 * 2 + 32 * 128 * 2 + 32) + 32 * 128 * 2048
+    assert mamba.matrix_parameters == 2048 * (16 * 128 * 2 + 32 * 128 * 2 + 2 * 32) + 32 * 128 * 2048
     assert model.parameters == pytest.approx(80e9, rel=0.01)
 
 

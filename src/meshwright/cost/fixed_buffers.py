@@ -99,8 +99,8 @@ def _weights(block: Block) -> set[Shape]:
     for part in block.parts:
         width = float(part.width)
         if isinstance(part, Attention):
-            values = 1 if part.shared_key_value else 2
-            shapes.add((_DENSE, float((part.heads + values * part.kv_heads) * part.head_dim), width))
+            values, queries = 1 if part.shared_key_value else 2, 2 if part.gated else 1
+            shapes.add((_DENSE, float((queries * part.heads + values * part.kv_heads) * part.head_dim), width))
             shapes.add((_DENSE, width, float(part.heads * part.head_dim)))
         elif isinstance(part, LatentAttention):
             query = float(part.heads * (part.nope_dim + part.rope_dim))

@@ -73,7 +73,7 @@ def recurrence(mixer: Recurrence, sizes: Sizes) -> Kept:
     its norm give, and by the delta rule keys, queries and values as they meet; backward has gradients of those beside
     what it convolves again and, of Mamba-2, states and their gradients in fp32 and narrow."""
     m, e, shapes = sizes.tokens, sizes.itemsize, recurrence_shapes(mixer, sizes)
-    given = 2.0 * shapes.inner + 2.0 * shapes.shared + shapes.heads
+    given = 2.0 * shapes.inner + 2.0 * shapes.shared + mixer.steers * shapes.heads
     met = shapes.mixed if mixer.delta else 0.0
     states = (2.0 if mixer.delta else 2.0 + 8.0 / e) * shapes.states
     return Kept(

@@ -54,11 +54,11 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
     )
     # The sinks' copy in less precision is an input that only a repeated core needs.
     core = inside - e * m * (query + own) - (np.where(e < sizes.wide, e * heads, 0.0) if mixer.sinks else 0.0)
-    width = sizes.zeros + mixer.width
-    matrices = width * (2.0 * query + (1.0 if mixer.shared_key_value else 2.0) * key)
+    width, gate = sizes.zeros + mixer.width, query if mixer.gated else sizes.zeros
+    matrices = width * (2.0 * query + gate + (1.0 if mixer.shared_key_value else 2.0) * key)
     working = e * (m * (2.0 * query + given.met + width) + 2.0 * scores)
     grows = grows_with_keys(mixer, heads, query, sizes) if writes_scores(mixer, sizes) else None
-    traded = all_given(2.0 * met, own, sizes)
+    traded, entering = all_given(2.0 * met, own, sizes), e * m * (width + query + 2.0 * gate)
     joined, first = _of_runs(given, mask, sizes, traded=traded, masked=masked, grows=grows)
     capped = mixer.softcap is not None
     meeting = meeting_bytes(query=query, output=query, keys=traded.met, heads=heads, capped=capped, sizes=sizes)
@@ -67,7 +67,7 @@ def kept_attention(mixer: Attention, sizes: Sizes) -> Kept:
     if writes_scores(mixer, sizes):
         working = np.maximum(working, beside_written_out(mixer, heads, query, sizes))
     return Kept(
-        saved=e * m * (width + query) + inside + head_norms(mixer, query, key, sizes) + value_norm(mixer, key, sizes),
+        saved=entering + inside + head_norms(mixer, query, key, sizes) + value_norm(mixer, key, sizes),
         core=core,
         working=working,
         ending=e * m * (query + width),

@@ -109,8 +109,9 @@ def _attention(mixer: Attention, sizes: Sizes) -> Kept:
     residual, gathered = _passing(mixer.width, sizes)
     entering = _entering(mixer.width, sizes)
     given = e * m * query + _quantized(query, sizes)
+    gates = 2.0 * e * m * query if mixer.gated else sizes.zeros  # the gate, and what it multiplies
     return Kept(
-        saved=entering + e * m * (query + 2.0 * key) + given + core + normed,
+        saved=entering + e * m * (query + 2.0 * key) + given + core + normed + gates,
         core=core,
         working=residual + np.maximum(backward, gathered + e * m * query),
         again={Repeated.NORMED_INSIDE: entering, Repeated.CONTEXT: given},

@@ -43,6 +43,7 @@ ATTENTION_KERNELS = 8.0  # without what turns and norms queries and keys
 ROTARY_KERNELS = 8.0
 QUERY_KEY_NORM_KERNELS = 4.0
 _VALUE_NORM_KERNELS = 2.0
+_GATE_KERNELS = 2.0
 _LATENT_KERNELS = 26.0  # with both norms of latents and what turns
 GATED_KERNELS, _PLAIN_KERNELS = 6.0, 4.0
 
@@ -147,13 +148,13 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
     residual = 3.0 * e * w / sizes.split
     forward, backward = _turn_bytes(sizes) if mixer.rotary else (sizes.zeros, sizes.zeros)
     forward, backward = forward + (2.0 * e if normed else 0.0), backward + (3.0 * e if normed else 0.0)
-    values = held if mixer.value_norm else 0.0
-    forward = forward * (query + held) + 2.0 * e * values
-    backward = backward * (query + held) + 3.0 * e * values
+    values, gates = held if mixer.value_norm else 0.0, query if mixer.gated else 0.0
+    forward = forward * (query + held) + 2.0 * e * values + 3.0 * e * gates
+    backward = backward * (query + held) + 3.0 * e * values + 5.0 * e * gates
     widened = _widened(sizes, read=query + keys * held, written=query)
     masks = 2.0 * _mask_bytes(mixer, sizes)
     again = 3.0 if sizes.eager else 1.5  # eager: a sum for the residual, and two for three projections' inputs
-    entering = query + keys * held
+    entering = query + keys * held + gates
     added, summed = _bias_bytes(sizes, entering=mixer.qkv_bias * entering, leaving=mixer.output_bias * w)
     copied = sizes.unfused * 2.0 * e
     dropped = sizes.dropout * w / sizes.split
@@ -162,6 +163,7 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         parameters=own + replicated,
         products=(
             Product(m=m, n=query, k=w, of=("query",)),
+            *((Product(m=m, n=query, k=w, of=("gate",)),) if mixer.gated else ()),
             Product(
                 m=m * mixer.keys, n=key, k=w, count=keys, of=("key", "value")[: int(keys)], shared=mixer.keys == 1.0
             ),
@@ -177,7 +179,8 @@ def _attention(mixer: Attention, score_flops: FloatArray, sizes: Sizes) -> PartW
         kernels=ATTENTION_KERNELS
         + (ROTARY_KERNELS if mixer.rotary else 0.0)
         + (QUERY_KEY_NORM_KERNELS if normed else 0.0)
-        + (_VALUE_NORM_KERNELS if mixer.value_norm else 0.0),
+        + (_VALUE_NORM_KERNELS if mixer.value_norm else 0.0)
+        + (_GATE_KERNELS if mixer.gated else 0.0),
         exchanges=PAIR,
         closes=mixer.post_norm is None,
         circulated=e * m * 2.0 * sent,

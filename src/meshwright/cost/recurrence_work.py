@@ -12,6 +12,7 @@ from meshwright.cost.work import PAIR, FloatArray, Kernel, PartWork, Product, Sc
 from meshwright.spec.model import Recurrence
 
 RECURRENCE = "recurrence"
+_NORMS = ("norm", "norm back")
 _KERNELS = 14.0  # that one starts forward: products, the convolution, the scan and what lies around them
 
 _WIDE = 4.0  # bytes of an element in fp32
@@ -82,7 +83,7 @@ def recurrence_work(mixer: Recurrence, sizes: Sizes) -> PartWork:
         name=RECURRENCE,
         parameters=(mixer.parameters - norm_parameters(mixer)) / t,
         products=(
-            Product(m=m, n=2.0 * shapes.inner + 2.0 * shapes.shared + shapes.heads, k=w),
+            Product(m=m, n=2.0 * shapes.inner + 2.0 * shapes.shared + mixer.steers * shapes.heads, k=w),
             Product(m=m, n=w, k=shapes.inner),
         ),
         score_flops=np.asarray(sum(kernel.flops for kernel in forward)),
@@ -100,7 +101,7 @@ def forward_kernels(mixer: Recurrence, sizes: Sizes) -> tuple[Kernel, ...]:
     """For one token, between the first and the last product of the mixer, in order."""
     shapes = recurrence_shapes(mixer, sizes)
     rule = _delta_forward(shapes) if mixer.delta else _scan_forward(shapes)
-    return (*_laid_out(shapes, sizes), _convolution(shapes), *rule)
+    return (*_laid_out(shapes, sizes), _convolution(shapes), *_normed(mixer, rule))
 
 
 def backward_kernels(mixer: Recurrence, sizes: Sizes) -> tuple[Kernel, ...]:
@@ -108,7 +109,12 @@ def backward_kernels(mixer: Recurrence, sizes: Sizes) -> tuple[Kernel, ...]:
     shapes = recurrence_shapes(mixer, sizes)
     rule = _delta_backward(shapes) if mixer.delta else _scan_backward(shapes)
     back = Kernel(name="convolution back", bytes=3.0 * shapes.item * shapes.mixed)
-    return (*_laid_out(shapes, sizes), _convolution(shapes), *rule, back)
+    return (*_laid_out(shapes, sizes), _convolution(shapes), *_normed(mixer, rule), back)
+
+
+def _normed(mixer: Recurrence, rule: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+    """The kernels of `rule`, without those of a norm that the mixer has not."""
+    return rule if mixer.output_norm else tuple(kernel for kernel in rule if kernel.name not in _NORMS)
 
 
 def recurrence_shapes(mixer: Recurrence, sizes: Sizes) -> Shapes:

@@ -281,10 +281,12 @@ def oddities(model: ModelSpec) -> tuple[str, ...]:
                 "scale": "its own scale of scores",
                 "shared_key_value": "keys used as values",
                 "value_norm": "norms of values",
+                "gated": "gates on what attention gives",
                 "post_norm": "norms after a part",
                 "temperature": "scores that grow with the position",
             }
             found |= dict.fromkeys(words for field, words in named.items() if getattr(mixer, field))
+            found |= dict.fromkeys([] if mixer.causal else ["attention that sees later tokens"])
             if mixer.rotary and (mixer.rotary.planes is not None or mixer.rotary.dims != mixer.head_dim):
                 found["rotary positions on some planes alone"] = None
             if mixer.qk_norm in (QueryKeyNorm.FULL, QueryKeyNorm.UNSCALED):

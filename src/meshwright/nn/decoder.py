@@ -208,6 +208,8 @@ def unsupported(model: ModelSpec, *, start: int, stop: int) -> tuple[Problem, ..
             problems.append(Problem(what="recurrent mixers have no module", where=f"{where}.mixer"))
         if isinstance(layer.mixer, Attention) and not layer.mixer.causal:
             problems.append(Problem(what="attention that sees later tokens has no module", where=f"{where}.mixer"))
+        if isinstance(layer.mixer, Attention) and layer.mixer.gated:
+            problems.append(Problem(what="attention with a gate has no module", where=f"{where}.mixer"))
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
             what = "the indexer of sparse attention has no module"
             problems.append(Problem(what=what, where=f"{where}.mixer", fix=language))

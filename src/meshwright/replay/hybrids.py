@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from meshwright.catalog.hybrids import single
 from meshwright.catalog.names import normal
 from meshwright.replay.runs import Run
 from meshwright.spec.blocks import Activation, FeedForward, Layer, Mixer, Mixture, Norm, Recurrence, Transform
@@ -110,7 +111,7 @@ class _Builder:
     def layers(self, kind: str) -> tuple[Layer, ...]:
         count = len(self._base.layers)
         if kind == "mamba":
-            return (Layer(mixer=self._recurrence(linear=False), transform=None),) * count
+            return (single(self._recurrence(linear=False)),) * count
         if pattern := self._pattern(count):
             return tuple(self._part(letter) for letter in pattern)
         if kind == "hybrid-mamba":
@@ -131,11 +132,10 @@ class _Builder:
     def _part(self, letter: str) -> Layer:
         """A layer of one part: attention, recurrent, mixture or feed-forward."""
         if letter == "*":
-            return Layer(mixer=self._attends, transform=None)
+            return single(self._attends)
         if letter in "MLD":
-            return Layer(mixer=self._recurrence(linear=letter != "M"), transform=None)
-        mixed = letter == "E" and self._mixture is not None
-        return Layer(mixer=None, transform=self._mixture if mixed else self._squared())
+            return single(self._recurrence(linear=letter != "M"))
+        return single(self._mixture if letter == "E" and self._mixture is not None else self._squared())
 
     def _parted(self, count: int) -> tuple[Layer, ...]:
         """Layers of one part each as in Nemotron-H (2504.03624): few attend, the others are Mamba-2 or feed-forward."""

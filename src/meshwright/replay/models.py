@@ -10,11 +10,12 @@ from typing import NoReturn, TypeVar
 
 from meshwright import catalog
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle
+from meshwright.catalog.encoders import encoder, encoder_decoder
 from meshwright.replay.feed_forwards import gated_width, gates, plain_width
 from meshwright.replay.hybrids import hybrid, known_hybrid
 from meshwright.replay.runs import Run
 from meshwright.replay.words import model_kind
-from meshwright.spec.blocks import Activation, Attention, FeedForward, LatentAttention, Layer, Mixture, Norm
+from meshwright.spec.blocks import Activation, Attention, FeedForward, LatentAttention, Mixture, Norm
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import ModelSpec
 
@@ -67,7 +68,7 @@ class _Reader:
             return catalog.with_vocab(preset, vocab=vocab) if vocab else preset
         if kind in ("bert", "t5"):
             whole = self._llama() if gates(self.run) else self._gpt()
-            return self._masked(_encoder(whole)) if kind == "bert" else self._encoder_decoder(whole)
+            return self._masked(encoder(whole)) if kind == "bert" else self._encoder_decoder(whole)
         if kind == "gpt" and not gates(self.run):
             return self._gpt()
         if kind == "llama" and not gates(self.run):
@@ -149,17 +150,16 @@ class _Reader:
         return replace(model, head=replace(model.head, tokens=share))
 
     def _encoder_decoder(self, model: ModelSpec) -> ModelSpec:
-        """An encoder and a decoder over tokens of their own, the printed layers in each or in both together.
-
-        Attention to the encoder's tokens is attention that sees all, whose keys and values have a projection each.
-        """
+        """An encoder and a decoder over tokens of their own, the printed layers in each or in both together."""
         lengths = self.run.lengths
         if lengths.decoder is None:
             self.assumed.append("as many tokens of the decoder as of the encoder")
         share = (lengths.decoder or lengths.encoder) / lengths.encoder
         count = len(model.layers)
         printed = self.run.number("params_b")
-        found = [_decoded(model, each, share=share) for each in (count, count // 2) if each]
+        found = [
+            encoder_decoder(model, encoders=each, decoders=each, share=share) for each in (count, count // 2) if each
+        ]
         if printed is None:
             return self._assume("as many layers in the decoder as in the encoder", found[0])
         return min(found, key=lambda one: abs(math.log(one.parameters / (printed * 1e9))))
@@ -304,38 +304,10 @@ def _with_capacity(model: ModelSpec, run: Run) -> ModelSpec:
     return replace(model, layers=layers)
 
 
-def _encoder(model: ModelSpec) -> ModelSpec:
-    """Every token sees all others."""
-    layers = tuple(replace(layer, mixer=_seeing_all(layer)) for layer in model.layers)
-    return replace(model, layers=layers)
-
-
 def _attention(model: ModelSpec) -> Attention:
     mixer = model.layers[0].mixer
     assert isinstance(mixer, Attention)
     return mixer
-
-
-def _seeing_all(layer: Layer) -> Attention:
-    assert isinstance(layer.mixer, Attention)
-    return replace(layer.mixer, causal=False)
-
-
-def _decoded(model: ModelSpec, count: int, *, share: float) -> ModelSpec:
-    """`count` layers like the first of `model` that see all, then as many that also attend to what those give.
-
-    The latter see `share` tokens for each of the former's; the head is over theirs alone, the embedding over both.
-    """
-    layer = model.layers[0]
-    encoder = replace(layer, mixer=_seeing_all(layer))
-    own = replace(layer, transform=None, tokens=share)
-    across = replace(layer, mixer=replace(_seeing_all(layer), keys=1.0 / share), tokens=share)
-    return replace(
-        model,
-        embedding=replace(model.embedding, tokens=1.0 + share),
-        layers=(encoder,) * count + (own, across) * count,
-        head=replace(model.head, tokens=share),
-    )
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -51,11 +51,13 @@ def _mixer(layer: Layer) -> str:
     mixer = layer.mixer
     if isinstance(mixer, Attention):
         reach = f", window {mixer.window:,}" if mixer.window else f", chunks of {mixer.chunk:,}" if mixer.chunk else ""
-        return f"attention {mixer.heads} heads of {mixer.head_dim}, {mixer.kv_heads} key-value{reach}{_prefix(mixer)}"
+        kind = f"{', gated' if mixer.gated else ''}{'' if mixer.causal else ', sees all'}"
+        heads = f"{mixer.heads} heads of {mixer.head_dim}, {mixer.kv_heads} key-value"
+        return f"attention {heads}{reach}{kind}{_prefix(mixer)}"
     if isinstance(mixer, LatentAttention):
         return f"latent attention {mixer.heads} heads, key-value rank {mixer.kv_rank}{_prefix(mixer)}"
     if isinstance(mixer, Recurrence):
-        return f"recurrence {mixer.heads} heads, state {mixer.state}"
+        return f"recurrence {mixer.heads} heads, state {mixer.state}{', delta rule' if mixer.delta else ''}"
     return "none"
 
 

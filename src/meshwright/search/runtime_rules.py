@@ -124,6 +124,9 @@ def layers_built(design: Design) -> Problem | None:
         if isinstance(layer.mixer, Attention) and not layer.mixer.causal:
             what = "attention that sees later tokens can be predicted and not trained yet"
             return Problem(where=f"model.layers[{index}].mixer.causal", what=what, fix="choose causal attention")
+        if isinstance(layer.mixer, Attention) and layer.mixer.gated:
+            what = "attention with a gate on what it gives can be predicted and not trained yet"
+            return Problem(where=f"model.layers[{index}].mixer.gated", what=what, fix="choose attention without a gate")
         if isinstance(layer.mixer, LatentAttention) and layer.mixer.indexer:
             what = "sparse attention with an indexer can be predicted and not trained yet"
             return Problem(where=f"model.layers[{index}].mixer.indexer", what=what, fix="choose dense attention")

@@ -88,6 +88,8 @@ def _attention(mixer: Attention) -> Iterator[ParameterTensor]:
     yield from _linear("mixer.key", key, width, divided=0, bias=mixer.qkv_bias, runs=runs)
     if not mixer.shared_key_value:
         yield from _linear("mixer.value", key, width, divided=0, bias=mixer.qkv_bias, runs=runs)
+    if mixer.gated:
+        yield from _linear("mixer.gate", query, width, divided=0, bias=mixer.qkv_bias)
     if mixer.qk_norm is QueryKeyNorm.HEAD:
         yield from norm_tensors("mixer.query_norm", Norm(width=mixer.head_dim))
         yield from norm_tensors("mixer.key_norm", Norm(width=mixer.head_dim))
@@ -119,12 +121,9 @@ def _latent(mixer: LatentAttention) -> Iterator[ParameterTensor]:
 
 def _recurrence(mixer: Recurrence) -> Iterator[ParameterTensor]:
     """By the sizes of Mamba-2 (2405.21060): there is no module of it, and small vectors are told as one."""
-    projected = 2 * mixer.inner + 2 * mixer.groups * mixer.state + mixer.heads
-    yield from _linear("mixer.input", projected, mixer.width, divided=0)
+    yield from _linear("mixer.input", mixer.projected, mixer.width, divided=0)
     yield from _linear("mixer.output", mixer.width, mixer.inner, divided=1)
-    convolved = mixer.inner + 2 * mixer.groups * mixer.state
-    small = convolved * (mixer.convolution + 1) + 3 * mixer.heads + mixer.inner
-    yield ParameterTensor(name="mixer.convolution.bias", shape=(small,), divided=0)
+    yield ParameterTensor(name="mixer.convolution.bias", shape=(mixer.small_parameters,), divided=0)
 
 
 def _feed_forward(name: str, part: FeedForward) -> Iterator[ParameterTensor]:

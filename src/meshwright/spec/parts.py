@@ -55,7 +55,8 @@ class Attention:
     one: a decoder's attention to what an encoder gave.
 
     `chunk` is chunked attention (positions see only their own chunk). `shared_key_value` uses the keys as values, as
-    they are projected. With `value_norm` the values of each head are normed, without a scale.
+    they are projected. With `value_norm` the values of each head are normed, without a scale. `gated`, what the heads
+    give is multiplied by the sigmoid of one more projection of the same size as the queries (2505.06708).
 
     Above 0 `prefix` is a prefix mask (1910.10683, section 3.2.1; 2205.05131): the tokens of a document's prompt, its
     prefix, see all of it, within `window` and `chunk` both ways. The data tell how long prompts are; costs count one
@@ -81,13 +82,15 @@ class Attention:
     temperature: Temperature | None = None
     shared_key_value: bool = False
     value_norm: bool = False
+    gated: bool = False
     causal: bool = True
     keys: float = 1.0
     kind: str = "attention"
 
     @property
     def matrix_parameters(self) -> int:
-        projections = self.heads + self.kv_heads * (1 if self.shared_key_value else 2) + self.heads
+        of_queries = 3 if self.gated else 2
+        projections = of_queries * self.heads + self.kv_heads * (1 if self.shared_key_value else 2)
         return self.width * self.head_dim * projections
 
     @property
@@ -99,7 +102,8 @@ class Attention:
     @property
     def parameters(self) -> int:
         kv_projections = 1 if self.shared_key_value else 2
-        biases = self.head_dim * (self.heads + self.kv_heads * kv_projections) if self.qkv_bias else 0
+        queries = self.heads * (2 if self.gated else 1)
+        biases = self.head_dim * (queries + self.kv_heads * kv_projections) if self.qkv_bias else 0
         biases += self.width if self.output_bias else 0
         query_key = {
             QueryKeyNorm.HEAD: 2 * self.head_dim,
@@ -168,7 +172,9 @@ class LatentAttention:
 class Recurrence:
     """A state-space or linear-attention mixer, by its sizes: `inner` features, `state` per head, short convolution.
 
-    By the `delta` rule (2406.06484) a state is corrected by what it would have answered.
+    By the `delta` rule (2406.06484) a state is corrected by what it would have answered, by a strength that the token
+    says beside its decay; its convolution has no bias, no input passes it by, and the norm of what it gives is one for
+    all heads. Others norm all inner features, or none where `output_norm` is false.
     """
 
     width: int
@@ -180,18 +186,34 @@ class Recurrence:
     norm: Norm | None
     post_norm: Norm | None = None
     delta: bool = False
+    output_norm: bool = True
     kind: str = "recurrence"
 
     @property
+    def projected(self) -> int:
+        """Features that its first product gives: values and their gate, keys, queries, and what steers each head."""
+        return 2 * self.inner + 2 * self.groups * self.state + self.steers * self.heads
+
+    @property
+    def steers(self) -> int:
+        """Numbers that a token has for each head: its step, and by the delta rule how far to correct."""
+        return 2 if self.delta else 1
+
+    @property
+    def small_parameters(self) -> int:
+        """Of the convolution, of each head and of the norm before the last product; no matrix product uses them."""
+        taps, of_heads = self.convolution + (0 if self.delta else 1), 2 if self.delta else 3
+        normed = self.inner // self.heads if self.delta else self.inner
+        convolved = self.inner + 2 * self.groups * self.state
+        return convolved * taps + of_heads * self.heads + (normed if self.output_norm else 0)
+
+    @property
     def matrix_parameters(self) -> int:
-        projected = 2 * self.inner + 2 * self.groups * self.state + self.heads
-        return self.width * projected + self.inner * self.width
+        return self.width * self.projected + self.inner * self.width
 
     @property
     def parameters(self) -> int:
-        convolved = self.inner + 2 * self.groups * self.state
-        small = convolved * (self.convolution + 1) + 3 * self.heads + self.inner
-        return self.matrix_parameters + small + _norms(self)
+        return self.matrix_parameters + self.small_parameters + _norms(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def norm_of(reader: Reader, width: int) -> Norm:
-    return Norm(width=width, eps=reader.number("rms_norm_eps", 1e-6))
+    return Norm(width=width, eps=reader.number("rms_norm_eps", reader.number("layer_norm_epsilon", 1e-6)))
 
 
 def attention_of(reader: Reader) -> Attention:
@@ -64,8 +64,9 @@ def decoder_of(
     source: str,
     tied: bool = False,
     embedding_scale: float = 1.0,
+    positions: int = 2048,
 ) -> ModelSpec:
-    """The model around `layers`; `tied` and the embedding's scale as the family has them by default."""
+    """The model around `layers`; `tied`, the embedding's scale and `positions` as the family has them by default."""
     width, vocab = reader.integer("hidden_size"), reader.integer("vocab_size")
     return ModelSpec(
         name=name,
@@ -78,7 +79,7 @@ def decoder_of(
             tied=reader.flag("tie_word_embeddings", tied),
             softcap=reader.maybe_number("final_logit_softcapping"),
         ),
-        max_positions=reader.integer("max_position_embeddings", 2048),
+        max_positions=reader.integer("max_position_embeddings", positions),
         initializer_range=reader.number("initializer_range", 0.02),
         source=source,
     )

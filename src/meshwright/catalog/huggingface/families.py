@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from meshwright.catalog.huggingface import dense, gemma, latent, mixture
+from meshwright.catalog.huggingface import delta, dense, encoder, gemma, latent, mixture, state_space
 from meshwright.catalog.huggingface.reader import Reader
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
@@ -35,6 +35,10 @@ class Family:
 
 
 _FURTHER = "layers that predict further tokens"
+_SCALES = "the scales of the residual stream, of parts and of logits"
+_BIASES = "biases of scores by relative position (counted), and decoders that read fewer tokens than encoders"
+_SUMS = "norms after sums, and the products of the head's dense layer (counted)"
+_NO_HEADS = "which decays every feature by itself, and the blocks here are of heads"
 _KV, _HEADS = ("num_key_value_heads",), ("num_key_value_heads", "head_dim")
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -59,6 +63,25 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         "glm_moe_dsa": Family(build=latent.deepseek, lacks=_FURTHER, same_logits=True),
         "gemma4": Family(build=gemma.gemma4, needs=_HEADS),
         "gemma4_text": Family(build=gemma.gemma4, needs=_HEADS),
+        "mamba2": Family(build=state_space.mamba2),
+        "nemotron_h": Family(build=state_space.nemotron_h, lacks=_FURTHER),
+        "bamba": Family(build=state_space.bamba),
+        "falcon_h1": Family(build=state_space.falcon_h1, lacks=f"attention beside the state space, {_SCALES}"),
+        "granitemoehybrid": Family(build=state_space.granitemoehybrid, lacks=_SCALES),
+        "qwen3_next": Family(build=delta.qwen3_next, lacks=_FURTHER),
+        "t5": Family(build=encoder.t5, lacks=_BIASES),
+        "mt5": Family(build=encoder.t5, lacks=_BIASES, needs=("tie_word_embeddings",)),
+        "bert": Family(build=encoder.bert, lacks=_SUMS),
+        "roberta": Family(build=encoder.bert, lacks=_SUMS),
+    }
+)
+# Families that are asked for and whose layers no block says.
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("mamba", "falcon_mamba"), f"its layers are Mamba-1, {_NO_HEADS}"),
+        "jamba": f"most of its layers are Mamba-1, {_NO_HEADS}",
+        "zamba": f"its layers are Mamba-1, {_NO_HEADS}, and share the parameters of one block",
+        "zamba2": "its layers share the parameters of a few blocks, and every layer of a model here has its own",
     }
 )
 
@@ -73,7 +96,7 @@ def model_from_config(config: Mapping[str, Any], *, name: str, source: str = "co
     if not isinstance(kind, str) or kind not in FAMILIES:
         what = f"model_type {kind!r} is not supported" if kind is not None else "is missing"
         fix = f"one of {', '.join(sorted(FAMILIES))}" if kind is None else _fix(str(kind))
-        raise ConfigError(Problem(what=what, where="model_type", fix=fix))
+        raise ConfigError(Problem(what=what, where="model_type", why=REFUSED.get(str(kind), ""), fix=fix))
     family = FAMILIES[kind]
     reader = Reader(config)
     told = f"{source}; not carried: {family.lacks}" if family.lacks else source
@@ -93,6 +116,6 @@ def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _fix(kind: str) -> str:
-    near = nearest(kind, FAMILIES)
     known = f"supported: {', '.join(sorted(FAMILIES))}"
+    near = "" if kind in REFUSED else nearest(kind, FAMILIES)
     return f"{near} {known}" if near.startswith("did you mean") else known

@@ -48,6 +48,16 @@ class Reader:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
+    def only(self, key: str, value: str | bool | int) -> None:
+        """Of this key the family is read with one value alone, which is also its default; another one is noted."""
+        if self.has(key) and self.values[key] != value:
+            self.note(key, f"{self.values[key]!r} is not supported", fix=f"only {value!r} is read")
+
+    def usually(self, **defaults: Any) -> Reader:
+        """This table with what the family has where a key is not there; its problems are noted with ours."""
+        told = {key: value for key, value in self.values.items() if value is not None or key not in defaults}
+        return Reader({**defaults, **told}, where=self.where, problems=self.problems)
+
     def has_by_layer(self, key: str, *, kind: str) -> bool:
         """Whether the table under `key` has an entry for layers of this kind."""
         table = self.values.get(key)
