@@ -35,7 +35,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(laid.module.parameters(), lr=1e-2)
     if dist.get_rank() == 0:
         print(plan.describe())
-        print(laid.rules.describe() if laid.rules else "every rank holds every matrix")
+        print(laid.rules.describe())
     text = torch.arange(LENGTH + 1)[None].repeat(4, 1) % 7
     for step in range(5):
         for index in range(MICROBATCHES):

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 
 from meshwright.parallel.foreign import Parallelized, parallelize
 from meshwright.parallel.torch_compat import plain
 from meshwright.spec.degrees import plan_of_degrees
+from meshwright.spec.errors import ConfigError
 from tests.parallel.foreign_models import VOCAB, WIDTH, Gpt2, case
+from tests.parallel.reading_models import reading
 
 MICROBATCHES = 2
 CLIP = 0.05
@@ -65,6 +68,52 @@ def one_rank(kind: str, degrees: dict[str, Any]) -> Step:
     laid.load_state_dict(state)
     assert all(torch.equal(x, state[name]) for name, x in laid.state_dict().items())
     return _step(total / dist.get_world_size(), norm, gradients, state, after)
+
+
+def read_on_one_device(kind: str) -> dict[str, Any]:
+    """The loss, the norm of gradients and the parameters after a step of a `Reading` module."""
+    module, text = reading(kind)
+    loss = _predicted(module, text)
+    loss.backward()
+    trained = [x for x in module.parameters() if x.grad is not None]
+    norm = torch.stack([x.grad.square().sum() for x in trained]).sum().sqrt()
+    for x in trained:
+        x.grad *= min(1.0, CLIP / float(norm))
+    torch.optim.SGD(module.parameters(), lr=1.0).step()
+    return {"loss": float(loss.detach()), "norm": float(norm), **_arrays(module.state_dict())}
+
+
+def read_on_one_rank(kind: str, degrees: dict[str, Any]) -> dict[str, Any]:
+    """The same by `parallelize`."""
+    module, text = reading(kind)
+    laid = parallelize(module, plan_of_degrees(precision="fp64", **degrees), example=(text[:1, :-1],))
+    optimizer = torch.optim.SGD(laid.module.parameters(), lr=1.0)
+    loss = _predicted(laid.module, text.chunk(laid.mesh.data_size)[laid.mesh.data_coordinate])
+    laid.backward(loss)
+    norm = laid.clip_norm(CLIP)
+    optimizer.step()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return {"loss": float(total / 2), "norm": float(norm), **_arrays(laid.state_dict())}
+
+
+def read_unseen(kind: str) -> str:
+    """What is said where nothing showed which blocks are read outside of their calls."""
+    module, text = reading(kind)
+    laid = parallelize(module, plan_of_degrees(precision="fp64", shard=2))
+    try:
+        laid.module(text[:, :-1])
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _predicted(module: nn.Module, text: Tensor) -> Tensor:
+    return functional.cross_entropy(module(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+
+
+def _arrays(state: dict[str, Tensor]) -> dict[str, Any]:
+    return {name: x.detach().numpy() for name, x in state.items()}
 
 
 def _forget(laid: Parallelized) -> None:
@@ -123,7 +172,6 @@ def again() -> float:
     """How far what `Again` gives on two tensor ranks is from what it gives on one."""
     x = torch.ones(3, WIDTH)
     laid = parallelize(Again(), plan_of_degrees(tensor=2, precision="fp32"), example=(x,))
-    assert laid.rules is not None
     assert laid.rules.divided
     return float((laid.module(x) - Again()(x)).abs().max())
 

@@ -14,6 +14,7 @@ from torch import nn
 
 import meshwright
 from meshwright.parallel.foreign import parallelize
+from meshwright.parallel.units import units_of
 from meshwright.spec.cluster import Precision
 from meshwright.spec.compression import OneBit
 from meshwright.spec.degrees import plan_of_degrees
@@ -37,6 +38,7 @@ from meshwright.spec.plan import (
 from meshwright.spec.synchronize import GradientSync, Rounds, SyncKind
 from tests.parallel import foreign_cases
 from tests.parallel.foreign_models import Llama
+from tests.parallel.reading_models import Reading
 from tests.support.pool import Pool
 from tests.support.sampled import sampled
 
@@ -80,6 +82,43 @@ def test_a_module_gives_what_it_gives_on_one_device(pool: Pool, kind: str, degre
             assert found[part].keys() == expected[part].keys()
             for name, x in expected[part].items():
                 numpy.testing.assert_allclose(found[part][name], x, atol=TOLERANCE, rtol=0, err_msg=f"{part} {name}")
+
+
+# Forwards that read a block's parameters outside of its own call, and how many of two blocks are still sharded alone.
+ELSEWHERE = {"method": 0, "inner": 1, "weights": 1, "lent": 0, "kept": 0, "wrapped": 0}
+READS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *((kind, {"shard": 2}) for kind in ELSEWHERE),
+    ("lent", {"shard": 2, "recompute": "full"}),
+    ("lent", {"replicate": 2, "recompute": "full"}),
+    ("checkpointed", {"tensor": 2}),
+    ("turned", {"tensor": 2}),
+)
+
+
+@pytest.mark.parametrize(("kind", "degrees"), READS, ids=str)
+def test_blocks_may_be_read_wherever_a_forward_does(pool: Pool, kind: str, degrees: dict[str, Any]) -> None:
+    expected = foreign_cases.read_on_one_device(kind)
+    for found in pool.run(foreign_cases.read_on_one_rank, kind, degrees, ranks=2):
+        assert found.keys() == expected.keys()
+        for name, x in expected.items():
+            numpy.testing.assert_allclose(found[name], x, atol=TOLERANCE, rtol=0, err_msg=name)
+
+
+def test_a_block_read_elsewhere_that_no_example_showed_is_named(pool: Pool) -> None:
+    for said in pool.run(foreign_cases.read_unseen, "method", ranks=2):
+        assert said.startswith("Reading.forward: reads parameters of a block outside of the block's own call")
+        assert said.endswith("; pass parallelize an example that runs on the meta device, which shows such blocks, or "
+                             "shard nothing")  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_blocks_that_are_read_outside_of_their_calls_are_not_sharded_alone(kind: str) -> None:
+    module = Reading(kind)
+    kept = {path: set(vars(owner)) for path, owner in module.named_modules()}
+    units = units_of(module, (torch.zeros(1, 4, dtype=torch.int64),), blocks=list(module.blocks))
+    assert len(units) == ELSEWHERE[kind]
+    assert {path: set(vars(owner)) for path, owner in module.named_modules()} == kept
+    assert len(units_of(module, None, blocks=list(module.blocks))) == 2
 
 
 def test_ranks_of_the_tensor_axis_drop_the_same_of_what_is_whole_and_their_own_of_their_parts(pool: Pool) -> None:
@@ -257,6 +296,14 @@ class Scaled(nn.Linear):
         self.scale = nn.Parameter(torch.ones(()))
 
 
+class WithTurns(nn.Linear):
+    """A matrix and complex numbers that train."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.turns = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize(
     ("module", "degrees", "words"),
     [
@@ -268,8 +315,10 @@ class Scaled(nn.Linear):
         ),
         (nn.Sequential(nn.Embedding(4, 4, max_norm=1.0)), {"tensor": 2}, r"0: max_norm 1 changes rows .*by-backward"),
         (nn.Embedding(4, 4, max_norm=1.0), {"replicate": 2}, r"Embedding: max_norm 1 .*; use max_norm None"),
+        (WithTurns(), {"shard": 2}, r"^turns: is complex.*module-shards-real.*view_as_complex"),
+        (nn.Sequential(nn.Embedding(4, 4, sparse=True)), {"shard": 2}, r"^0: has sparse .*gradients-dense.*sparse=F"),
     ],
-    ids=["number", "widths", "norms of tensor ranks", "norms of replicas"],
+    ids=["number", "widths", "norms of tensor ranks", "norms of replicas", "complex numbers", "sparse gradients"],
 )
 def test_parameters_that_a_plan_cannot_keep_are_refused_by_name(
     module: nn.Module, degrees: dict[str, Any], words: str
@@ -306,6 +355,7 @@ def test_as_many_processes_run_as_the_plan_has_ranks() -> None:
 
 def test_one_process_needs_no_group() -> None:
     laid = meshwright.parallelize(Llama(kv_heads=2), meshwright.plan_of_degrees(precision="fp32"))
+    assert "layers.*.mlp.gate_proj.weight: whole" in laid.rules.describe()
     laid.backward(laid.module(torch.zeros(1, 4, dtype=torch.int64)).logsumexp(-1).mean())
     assert float(laid.clip_norm(1e-3)) > 1e-3
     assert float(laid.gradient_norm()) == pytest.approx(1e-3)

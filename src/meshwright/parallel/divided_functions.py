@@ -109,7 +109,8 @@ def _elementwise(func: Any, *args: Any, **kwargs: Any) -> Any:
     named = {key: beside(x, back, first.division, like=first) for key, x in kwargs.items()}
     dim = max(x.ndim for x in given if isinstance(x, Tensor)) + back
     local = func(*near, **named)
-    return first.made(local, Division(dim=dim, pieces=first.division.pieces), origins=origins_of(given))
+    division = Division(dim=dim, pieces=first.division.pieces, use=first.division.use)
+    return first.made(local, division, origins=origins_of(given))
 
 
 def _random(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ def place_of(dim: int, ndim: int) -> int:
 
 def moved(x: Divided, local: Tensor, dim: int) -> Divided:
     """`local`, whose dim `dim` is what x's divided dim was."""
-    return x.made(local, Division(dim=dim, pieces=x.division.pieces))
+    return x.made(local, Division(dim=dim, pieces=x.division.pieces, use=x.division.use))
 
 
 def view(x: Divided, shape: Sequence[int]) -> Divided:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,17 @@ from torch.distributed.tensor import DTensor
 from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
 from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
 from meshwright.parallel.divided import Divided, GroupAxis, ImaginedAxis, Indivisible, order, own
-from meshwright.parallel.foreign_parts import Parts, recompute_forward
+from meshwright.parallel.foreign_parts import Parts, name_reads, recompute_forward
 from meshwright.parallel.foreign_rules import apart_from, blocks_of, recompute_of, unfit_for
 from meshwright.parallel.mesh import Mesh, build_mesh
 from meshwright.parallel.precision import Dtypes, dtypes
-from meshwright.parallel.rules import Rules, derive, nearest_divisions
+from meshwright.parallel.rules import Rules, derive, nearest_divisions, undivided
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import tree_map
 from meshwright.parallel.trace import Example
+from meshwright.parallel.units import units_of
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.plan import AxisName, Plan, Recompute
+from meshwright.spec.plan import AxisName, Plan, Recompute, Sharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +32,13 @@ class Parallelized:
     """A module of the user's, laid as `plan` says; called as before, on this rank's sequences.
 
     Its parameters are distributed tensors where an axis divides them, so an optimizer of torch steps them as it is.
-    `rules` is None where the tensor axis has one rank.
+    By `rules` everything is whole where the tensor axis has one rank.
     """
 
     module: nn.Module
     plan: Plan
     mesh: Mesh
-    rules: Rules | None
+    rules: Rules
     device: torch.device
     synchronizer: Synchronizer
 
@@ -71,7 +72,7 @@ class Parallelized:
     def whole_of(self, name: str, x: Tensor) -> Tensor:
         """x, laid as the parameter `name` is (a gradient, an optimizer's state), whole on every rank. Collective."""
         full = x.full_tensor() if isinstance(x, DTensor) else x
-        division = None if self.rules is None else self.rules.parts[name].division
+        division = self.rules.parts[name].division
         if division is None or len(division.pieces) == 1:
             return full
         places = torch.tensor(order(division, ranks=self.mesh.size(AxisName.TENSOR)), device=full.device)
@@ -111,7 +112,7 @@ class Parallelized:
                 local_part(parameter.detach()).copy_(self._own_of(name, parameter, state[name]))
 
     def _own_of(self, name: str, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        part = self.rules.parts[name].division if self.rules is not None else None
+        part = self.rules.parts[name].division
         if part is not None:
             whole = own(
                 whole,
@@ -133,8 +134,9 @@ def parallelize(
     """`module` is laid in place as `plan` says, over the processes of the default group. Collective.
 
     `example` is what a forward takes, as a tuple or by names, of any size: with a tensor axis the layout of its
-    matrices is derived from it (see `rules`). Every rank starts from the weights of the first. Parameters on the meta
-    device are given memory on `device` one block at a time, and are whatever lies there until `load_state_dict`.
+    matrices is derived from it (see `rules`), and where blocks are sharded which of them are sharded alone (see
+    `units`). Every rank starts from the weights of the first. Parameters on the meta device are given memory on
+    `device` one block at a time, and are whatever lies there until `load_state_dict`.
     Of the plan `model`, `cluster`, `sequence_length`, `microbatch` and the number of microbatches are the caller's.
     Raises ConfigError with every reason why the plan cannot be laid, by the rule that it breaks, before anything is
     touched.
@@ -145,7 +147,7 @@ def parallelize(
         problems.append(Problem(what=what, where="example", fix="pass one batch, as a tuple or by names"))
     if problems:
         raise ConfigError(problems)
-    kinds, rules = dtypes(plan), None
+    kinds, rules = dtypes(plan), undivided(module)
     if plan.tensor > 1:
         assert example is not None
         rules = derive(module, example, tensor=plan.tensor)
@@ -154,13 +156,22 @@ def parallelize(
             why = "; ".join(rules.describe().splitlines())
             fix = f"use tensor {' or '.join(map(str, nearest_divisions(module, example, tensor=plan.tensor)))}"
             raise ConfigError(Problem(what=what, where=type(module).__name__, why=why, fix=fix))
+    sharded = plan.first_group.sharding is not Sharding.NONE
+    units = units_of(module, example, blocks=blocks_of(module)) if sharded else ()
     where = torch.device(device) if device is not None else _home(module)
     mesh = build_mesh(plan, device_type=where.type)
-    return _lay(module, plan, mesh=mesh, rules=rules, kinds=kinds, device=where)
+    return _lay(module, plan, mesh=mesh, rules=rules, units=units, kinds=kinds, device=where)
 
 
 def _lay(
-    module: nn.Module, plan: Plan, *, mesh: Mesh, rules: Rules | None, kinds: Dtypes, device: torch.device
+    module: nn.Module,
+    plan: Plan,
+    *,
+    mesh: Mesh,
+    rules: Rules,
+    units: Sequence[nn.Module],
+    kinds: Dtypes,
+    device: torch.device,
 ) -> Parallelized:
     if kinds.tf32:
         torch.set_float32_matmul_precision("high")  # torch keeps this for the whole process
@@ -174,17 +185,18 @@ def _lay(
         parts.read(block.modules(), dtype=casts)
         if recompute is Recompute.FULL:
             recompute_forward(block)
-        if sharded:
+        if sharded and block in units:
             shard_module(block, mesh=mesh, sharding=sharding, dtypes=kinds)
     rest = apart_from(blocks, module=module)
     parts.take(rest)
     parts.read(rest, dtype=casts)
     if sharded:
+        name_reads(module)
         shard_module(module, mesh=mesh, sharding=sharding, dtypes=kinds)
     synchronizer = build_synchronizer(
         module,
         mesh=mesh,
-        shardings=dict.fromkeys((*blocks, module), sharding),
+        shardings=dict.fromkeys((*units, module), sharding),
         dtypes=kinds,
         sharded=ShardedGradients,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,11 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.parallel.divided import Division, GroupAxis, divided, own
+from meshwright.parallel.divided import GroupAxis, divided, own
 from meshwright.parallel.divided_functions import Ruled
 from meshwright.parallel.rules import Rules
+from meshwright.parallel.torch_compat import meets_shards
+from meshwright.spec.errors import ConfigError, Problem
 
 Reader = Callable[[Tensor], Tensor]
 
@@ -26,7 +29,7 @@ class Parts:
         self,
         module: nn.Module,
         *,
-        rules: Rules | None,
+        rules: Rules,
         axis: GroupAxis | None,
         device: torch.device,
         dtype: torch.dtype,
@@ -70,7 +73,7 @@ class Parts:
         return self._first[f"{path}.{key}" if path else key]
 
     def _taken(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
-        division = None if self._rules is None else self._rules.parts[name].division
+        division = self._rules.parts[name].division
         whole = self._alike(parameter.detach())
         if self._axis is None:
             return nn.Parameter(whole, requires_grad=parameter.requires_grad)
@@ -94,7 +97,7 @@ class Parts:
 
     def _reader(self, name: str, dtype: torch.dtype | None) -> Reader:
         axis = self._axis
-        division: Division | None = None if self._rules is None else self._rules.parts[name].division
+        division = self._rules.parts[name].division
 
         def read(parameter: Tensor) -> Tensor:
             local = parameter
@@ -117,12 +120,52 @@ def _read(owner: nn.Module, *, key: str, reader: Reader) -> Tensor | None:
 
 
 def recompute_forward(block: nn.Module) -> None:
-    """`block` keeps its inputs alone for backward and computes the rest again (2205.05198)."""
+    """`block` keeps its inputs alone for backward and computes the rest again (2205.05198), with the parameters that it
+    was called with: `functional_call` may have lent it others."""
     kind = type(block)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return kind.forward(self, *args, **kwargs)
-        return checkpoint(partial(kind.forward, self), *args, use_reentrant=False, **kwargs)
+        held = dict(self.named_parameters(remove_duplicate=False))
+        return checkpoint(partial(_again, _Body(self, kind), held), *args, use_reentrant=False, **kwargs)
 
     block.__class__ = type(f"Recomputed{kind.__name__}", (kind,), {"forward": forward})
+
+
+def name_reads(module: nn.Module) -> None:
+    """A forward of `module` that meets parameters of a block which no call of it has gathered says so in words."""
+    kind = type(module)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return kind.forward(self, *args, **kwargs)
+        except RuntimeError as error:
+            if not meets_shards(error):
+                raise
+            what = "reads parameters of a block outside of the block's own call, which gathers them"
+            fix = "pass parallelize an example that runs on the meta device, which shows such blocks, or shard nothing"
+            why = str(error).splitlines()[0]
+            raise ConfigError(Problem(what=what, where=f"{kind.__name__}.forward", why=why, fix=fix)) from error
+
+    module.__class__ = type(f"Named{kind.__name__}", (kind,), {"forward": forward})
+
+
+class _Body(nn.Module):
+    """The forward of `block` as its class `kind` has it, without what happens around its calls."""
+
+    def __init__(self, block: nn.Module, kind: type[nn.Module]) -> None:
+        super().__init__()
+        self.block, self.kind = block, kind
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kind.forward(self.block, *args, **kwargs)
+
+
+def _again(body: _Body, held: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    """The forward of `body` with the parameters `held`."""
+    now = dict(body.block.named_parameters(remove_duplicate=False))
+    if all(now.get(name) is x for name, x in held.items()):
+        return body(*args, **kwargs)
+    lent = {f"block.{name}": x for name, x in held.items()}
+    return functional_call(body, lent, args, kwargs, tie_weights=False)

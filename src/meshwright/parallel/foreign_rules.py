@@ -266,6 +266,22 @@ def _shards_have_rows(module: nn.Module, plan: Plan, _blocks: Blocks) -> Found:
             yield Problem(what="is one number without a dim to shard", where=name, fix=fix)
 
 
+def _shards_are_real(module: nn.Module, plan: Plan, _blocks: Blocks) -> Found:
+    if plan.first_group.sharding is Sharding.NONE:
+        return
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            fix = "keep it as pairs of real numbers and view_as_complex in forward, or use sharding none"
+            yield Problem(what="is complex, and shards of a block are gathered in one real dtype", where=name, fix=fix)
+
+
+def _gradients_are_dense(module: nn.Module, plan: Plan, _blocks: Blocks) -> Found:
+    for name, owner in module.named_modules():
+        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.sparse and plan.world_size > 1:
+            what, where = "has sparse gradients, which ranks do not sum", name or type(module).__name__
+            yield Problem(what=what, where=where, fix="use sparse=False")
+
+
 def _one_width(module: nn.Module, _plan: Plan, _blocks: Blocks) -> Found:
     """All parameters are laid in one dtype, and a forward that goes between fp64 and others would meet another."""
     wide = {name: x.dtype is torch.float64 for name, x in module.named_parameters() if x.is_floating_point()}
@@ -302,6 +318,8 @@ _MODULE = (
     ("module-shapes-known", _shapes_known),
     ("module-sharded-whole", _shared_inside),
     ("module-shards-have-rows", _shards_have_rows),
+    ("module-shards-real", _shards_are_real),
+    ("module-gradients-dense", _gradients_are_dense),
     ("module-one-width", _one_width),
     ("module-changed-by-backward", _changed_by_backward_alone),
 )

@@ -23,7 +23,7 @@ from meshwright.parallel.divided import Deciding, Divided, Division, ImaginedAxi
 from meshwright.parallel.divided_functions import LOOKS, SIZES, Ruled, function_name
 from meshwright.parallel.divided_products import multi_head_attention_forward
 from meshwright.parallel.torch_compat import plain, tree_map
-from meshwright.parallel.trace import Example, Given, Stood, imagined, without_memory
+from meshwright.parallel.trace import Example, Given, Stood, backward_of, imagined, without_memory
 from meshwright.spec.errors import ConfigError, Problem
 
 _MOST_TRIED = 8  # other numbers of ranks, where one divides nothing
@@ -78,18 +78,23 @@ def derive(module: nn.Module, example: Example, *, tensor: int) -> Rules:
     `module` is as it was. Raises ConfigError where its forward does not run on the meta device.
     """
     names = dict(module.named_parameters())
-    imagined(module, example, names)
+    imagined(module, example, names, after=lambda _output: None)
     trial = _Trial(module=module, ranks=tensor)
     for _ in range(4 * len(names) + 1):
         try:
             with trial.forward():
-                output = imagined(module, example, trial.opened(names))
-                trial.check(output)
+                imagined(module, example, trial.opened(names), after=trial.check)
             break
         except Indivisible as conflict:
             trial.learn(conflict)
     trial.extend(names)
     return Rules(ranks=tensor, parts={name: trial.part(name) for name in names})
+
+
+def undivided(module: nn.Module) -> Rules:
+    """What one rank holds of `module`: every parameter, whole."""
+    names = dict(module.named_parameters())
+    return Rules(ranks=1, parts={name: Parted(layout=Layout.WHOLE, kind=_kind(name, module)) for name in names})
 
 
 def nearest_divisions(module: nn.Module, example: Example, *, tensor: int) -> tuple[int, ...]:
@@ -139,20 +144,17 @@ class _Trial:
 
     def check(self, output: Any) -> None:
         """Raises Indivisible where what the module returns is divided, or its gradient meets what it cannot."""
-        results: list[Tensor] = []
 
         def look(x: Any) -> Any:
             if isinstance(x, Divided):
                 raise Indivisible("the module returns it", origins=x.origins)
-            if isinstance(x, Tensor) and x.requires_grad:
-                results.append(x)
             return x
 
         tree_map(look, output)
         for name, function in self.used_whole.items():
             if name in self.chosen:
                 raise Indivisible(f"{function} of all of it", origins=frozenset({name}))
-        torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+        backward_of(output)
 
     def learn(self, conflict: Indivisible) -> None:
         """Cuts that would help are tried first; then the columns that were divided are whole."""

@@ -81,6 +81,11 @@ def _below(module: FSDPModule) -> Iterator[nn.Module]:
     yield from (inner for inner in module.modules() if inner is not module)
 
 
+def meets_shards(error: RuntimeError) -> bool:
+    """Whether `error` is what torch says where a whole tensor and a sharded parameter meet in one function."""
+    return "got mixed torch.Tensor and DTensor" in str(error)
+
+
 def gradients_formed(module: FSDPModule) -> None:
     """The gradients of `module`'s own group are all there without a backward that ended in it: they are reduced and the
     parameters freed, as its settings say.

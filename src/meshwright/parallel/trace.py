@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.hooks import RemovableHandle
 
 from meshwright.parallel.divided import Deciding, Divided, Indivisible
@@ -112,20 +114,50 @@ class Stood:
         self._path.pop()
 
 
-def imagined(module: nn.Module, example: Example, parameters: Mapping[str, Tensor]) -> Any:
-    """What `module` returns of `example` with `parameters`, all on the meta device; the module is as it was.
+@contextmanager
+def _kept(module: nn.Module) -> Iterator[None]:
+    """What a forward leaves in `module`, a mask for example that is made once, is gone afterwards."""
+    before = [(owner, dict(vars(owner)), dict(owner._buffers)) for owner in module.modules()]
+    try:
+        yield
+    finally:
+        for owner, attributes, buffers in before:
+            for name in vars(owner).keys() - attributes.keys():
+                delattr(owner, name)
+            vars(owner).update(attributes)
+            owner._buffers.clear()
+            owner._buffers.update(buffers)
+
+
+class _Followed(nn.Module):
+    """A module whose parameters stay as they are given until `after` is done with what it returns: blocks that its
+    forward checkpoints are computed again in backward."""
+
+    def __init__(self, module: nn.Module, after: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.module, self.after = module, after
+
+    def forward(self, *args: Any, **kwargs: Any) -> None:
+        self.after(self.module(*args, **kwargs))
+
+
+def imagined(
+    module: nn.Module, example: Example, parameters: Mapping[str, Tensor], *, after: Callable[[Any], None]
+) -> None:
+    """`after` is called with what `module` returns of `example` with `parameters`, all on the meta device; the module
+    is as it was.
 
     Raises ConfigError, with where in the module, for a forward that does not run so.
     """
     held: dict[str, Tensor] = {name: without_memory(x) for name, x in parameters.items()}
     held.update({name: x.detach().to("meta") for name, x in module.named_buffers()})
-    held = _in_every_place(module, held)
+    held = {f"module.{name}": x for name, x in _in_every_place(module, held).items()}
     args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
     args, kwargs = tree_map(_given, (args, kwargs))
     stood = Stood(module)
     try:
-        with stood, torch.device("meta"), _Pretending():
-            return functional_call(module, held, args, kwargs, tie_weights=False)
+        with _kept(module), stood, torch.device("meta"), _Pretending(), set_checkpoint_early_stop(False):
+            functional_call(_Followed(module, after), held, args, kwargs, tie_weights=False)
     except Indivisible:
         raise
     except Exception as error:  # whatever a user's forward raises is told with its place
@@ -145,6 +177,19 @@ def _in_every_place(module: nn.Module, held: Mapping[str, Tensor]) -> dict[str, 
         own = [entry for named in entries for entry in named(recurse=False, remove_duplicate=False)]
         found.update({f"{path}.{key}" if path else key: held[mine[id(x)]] for key, x in own})
     return found
+
+
+def backward_of(output: Any) -> None:
+    """Gradients of ones flow back from every tensor of `output`."""
+    results: list[Tensor] = []
+
+    def look(x: Any) -> Any:
+        if isinstance(x, Tensor) and x.requires_grad:
+            results.append(x)
+        return x
+
+    tree_map(look, output)
+    torch.autograd.backward(results, [torch.ones_like(result) for result in results])
 
 
 def without_memory(x: Tensor) -> Tensor:
