@@ -45,9 +45,9 @@ def test_figures_that_read_alike_are_not_told_as_another() -> None:
         replace(found, step=replace(found.step, seconds=seconds), error_band=(0.9, 1.0)) for seconds in (20.0, 20.02)
     )
     behind = partial(explain.ranked_behind, report, objective=Objective.TIME)
-    assert behind(longer) == "but 19 of 20 of its steps stay under a time that is 0.1 % longer"
+    assert behind(longer) == "19 of 20 of its steps stay under a time that is 0.1 % longer"
     chance = format_percent(report.fit_probability or 0.0)
-    assert behind(report) == f"but 19 of 20 of its steps stay under 20.0 s too, and it fits with {chance} too"
+    assert behind(report) == f"19 of 20 of its steps stay under 20.0 s too, and it fits with {chance} too"
 
 
 def test_one_device_has_no_other_order_of_passes() -> None:
