@@ -36,7 +36,7 @@ QUESTIONS = [
 
 @pytest.mark.parametrize(
     ("model", "cluster", "sets", "peer"),
-    sampled(((model, cluster, sets, peer) for model, cluster, sets, peers in QUESTIONS for peer in peers), quick=5),
+    sampled(((model, cluster, sets, peer) for model, cluster, sets, peers in QUESTIONS for peer in peers), quick=3),
 )
 def test_every_plan_for_a_trainer_is_exported_and_says_the_same(
     model: str, cluster: str, sets: list[str], peer: Peer

@@ -71,6 +71,7 @@ def test_so_they_are_where_they_meet_over_two_axes_in_turn() -> None:
     hold({name: replace(plain, plan=replace(plain.plan, gradients=way)) for name, way in ways.items()})
 
 
+@pytest.mark.slow
 def test_a_stage_that_ends_first_has_no_buckets_but_its_own() -> None:
     """Where many parameters meet few tokens, so that gradients on their way decide."""
     turns = Layout(pipeline=2, chunks=2, kind=ScheduleKind.INTERLEAVED, replicate=2, batch=4)

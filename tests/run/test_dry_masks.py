@@ -71,6 +71,7 @@ def sliced(layer: Layer = DENSE, *, documents: bool = False, layers: int = 8, **
     return found
 
 
+@pytest.mark.slow
 def test_peaks_of_slices_are_predicted() -> None:
     """With the gradients that later slices leave for the keys of earlier ones."""
     hold(sliced(layers=4))

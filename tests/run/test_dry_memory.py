@@ -322,6 +322,7 @@ def test_probes_tell_blocks_that_are_sharded_in_unlike_ways() -> None:
         assert (dict(whole.bytes), dict(whole.memory)) == (dict(probed.bytes), dict(probed.memory))
 
 
+@pytest.mark.slow
 def test_peaks_of_plans_like_those_that_are_chosen_are_too() -> None:
     """Of Llama-3.1-405B on 16,384 H100, its activations on the device and away, and of Kimi-K2 on 3,072."""
     stages = asked(DENSE, ONE_LAYER, length=128, layers=4)

@@ -96,6 +96,7 @@ def test_so_is_what_counts_experts_along_divided_sequences() -> None:
     check((), accelerator=True, beside=[counting(name, layout) for name, layout in test_experts.ALONG[:3]])
 
 
+@pytest.mark.slow
 def test_so_is_what_tensor_ranks_compare_for_scales_of_whole_tensors() -> None:
     """Of linears, of experts that all of them divide, and of slices of experts on a grid."""
     again = Layout(tensor=2, sequence_parallel=True, recompute=FULL, batch=2, precision=Precision.FP8)

@@ -54,6 +54,7 @@ def learnt(runs: list[Path]) -> Learnt:
     return learn(runs)
 
 
+@pytest.mark.slow
 def test_what_ran_is_foretold_and_so_is_a_plan_that_did_not(learnt: Learnt) -> None:
     for lesson in learnt.lessons:
         assert abs(lesson.after / lesson.measured - 1.0) < 0.1 < abs(lesson.before / lesson.measured - 1.0)

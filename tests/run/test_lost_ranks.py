@@ -85,7 +85,7 @@ def test_a_rank_that_stops_is_named_by_those_that_waited_for_it(layout: Layout, 
     assert "rank 1 was last seen in step " in told
 
 
-@pytest.mark.parametrize("agent_asks_first", [False, True])
+@pytest.mark.parametrize("agent_asks_first", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_rank_that_dies_is_named_with_what_the_others_were_in(
     agent_asks_first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

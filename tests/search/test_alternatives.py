@@ -68,7 +68,7 @@ def searched(found: Explorer, line: Alternatives) -> float:
 @pytest.mark.parametrize(
     ("name", "objective", "roomy"),
     [
-        ("mixture", Objective.TIME, True),
+        pytest.param("mixture", Objective.TIME, True, marks=pytest.mark.slow),
         pytest.param("dense", Objective.COST, False, marks=pytest.mark.slow),
         pytest.param("dense", Objective.TIME, False, marks=pytest.mark.slow),
         pytest.param("dense", Objective.MEMORY, False, marks=pytest.mark.slow),

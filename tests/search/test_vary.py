@@ -33,6 +33,7 @@ def decide(asked: Question) -> search.Decision:
     return search.design(asked.model, asked.cluster, asked.job, top=1)
 
 
+@pytest.mark.slow
 def test_every_effect_is_the_plan_priced_again_on_the_changed_machines() -> None:
     seen: list[tuple[int, int, str]] = []
 

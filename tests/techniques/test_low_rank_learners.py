@@ -41,6 +41,7 @@ def learners(
     return replace(made, job=job, plan=replace(made.plan, gradients=gradients))
 
 
+@pytest.mark.slow
 def test_learners_that_average_after_every_step_learn_as_ranks_that_meet_in_every_step(
     pool: Pool, tmp_path: Path
 ) -> None:
