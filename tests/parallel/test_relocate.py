@@ -203,7 +203,9 @@ def test_what_a_plan_says_of_tensor_ranks_on_a_grid_is_what_is_laid(pool: Pool, 
         assert found == []
 
 
-@pytest.mark.parametrize("form", [Moments.BF16, Moments.DYNAMIC8, pytest.param(Moments.FP8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "form", [*(pytest.param(form, marks=pytest.mark.slow) for form in (Moments.BF16, Moments.FP8)), Moments.DYNAMIC8]
+)
 def test_narrow_moments_go_as_what_they_stand_for(pool: Pool, tmp_path: Path, form: Moments) -> None:
     """Where the target has the source's blocks not one number changes, in memory and through files."""
     spec = OptimizerSpec(state=form)

@@ -122,7 +122,7 @@ MOVES = {
 @pytest.mark.parametrize(
     "name", [name if name == "to stages" else pytest.param(name, marks=pytest.mark.slow) for name in MOVES]
 )
-@pytest.mark.parametrize("through", ["memory", "files"])
+@pytest.mark.parametrize("through", ["memory", pytest.param("files", marks=pytest.mark.slow)])
 def test_state_moves_to_and_from_it(workers: Pool, tmp_path: Path, name: str, through: str) -> None:
     one, other, theirs = MOVES[name]
     here, there = design(TIED, one), design(TIED, other)
