@@ -7,10 +7,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import meshwright
+
+# Values of other kinds than what is called takes.
+NOTHING: Any = None
+NUMBER: Any = 5
+TABLE: Any = {}
 
 
 def test_every_public_name_is_there() -> None:
@@ -55,12 +61,12 @@ def test_a_plan_that_no_search_would_answer_with_is_not_priced() -> None:
 @pytest.mark.parametrize(
     ("called", "words"),
     [
-        (lambda: meshwright.predict(None), "design: NoneType is no Design or Path or str"),  # type: ignore[arg-type]
-        (lambda: meshwright.explain(None), "path: NoneType is no Path or str"),  # type: ignore[arg-type]
-        (lambda: meshwright.design(None, 5), "model: NoneType is no(.|\n)*cluster: int is no"),  # type: ignore[arg-type]
-        (lambda: meshwright.design("tiny", "local:1", {}), "job: dict is no JobSpec or str"),  # type: ignore[arg-type]
-        (lambda: meshwright.export("x", to=None), "to: NoneType is no str"),  # type: ignore[arg-type]
-        (lambda: meshwright.why_not("tiny", "local:1", settings=5), "settings: int is no str or"),  # type: ignore[arg-type]
+        (lambda: meshwright.predict(NOTHING), "design: NoneType is no Design or Path or str"),
+        (lambda: meshwright.explain(NOTHING), "path: NoneType is no Path or str"),
+        (lambda: meshwright.design(NOTHING, NUMBER), "model: NoneType is no(.|\n)*cluster: int is no"),
+        (lambda: meshwright.design("tiny", "local:1", TABLE), "job: dict is no JobSpec or str"),
+        (lambda: meshwright.export("x", to=NOTHING), "to: NoneType is no str"),
+        (lambda: meshwright.why_not("tiny", "local:1", settings=NUMBER), "settings: int is no str or"),
     ],
     ids=["predict", "explain", "design", "job", "export", "why_not"],
 )

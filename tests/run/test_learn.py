@@ -33,12 +33,12 @@ def seconds(design: Design, cluster: ClusterSpec) -> float:
     return cost.predict(replace(design, cluster=cluster)).step_seconds
 
 
-def run_of(design: Design, place: Path, *, on: ClusterSpec | None = None) -> Path:
-    """The folder of a run of `design` that took what it takes on the machines `on`, those that are slower."""
+def run_of(design: Design, place: Path) -> Path:
+    """The folder of a run of `design` that took what it takes on machines that are slower."""
     place.mkdir()
     write_json(place / "design.json", design)
     report = cost.predict(design)
-    took = seconds(design, on or slower(design.cluster))
+    took = seconds(design, slower(design.cluster))
     write_json(place / "measured.json", replace(report, step=replace(report.step, seconds=took)))
     return place
 
