@@ -85,9 +85,9 @@ def decided(*plans: Plan) -> Decision:
 
 
 def test_that_a_plan_is_predicted_only_stands_above_its_figures() -> None:
-    fp16 = Problem(what="fp16 can be predicted and not trained yet", where="plan.stages[0].precision")
-    text = page(replace(decided(), predicts_only=(fp16,)))
-    assert text.index("fp16 can be predicted and not trained yet") < text.index("tokens/s")
+    refused = Problem(what="nvfp4 can be predicted and not trained yet", where="plan.stages[0].precision")
+    text = page(replace(decided(), predicts_only=(refused,)))
+    assert text.index("nvfp4 can be predicted and not trained yet") < text.index("tokens/s")
     assert "predicts only" not in page(decided())
 
 

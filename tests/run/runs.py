@@ -64,11 +64,13 @@ def design(
 
 
 def cluster(ranks: int) -> ClusterSpec:
-    """This kind of machine, which multiplies in fp64 half as fast as in fp32."""
+    """This kind of machine, which multiplies in fp64 half as fast as in fp32, and in fp16 as in bf16."""
     here = catalog.local_cluster(cores=2, memory_bytes=ranks * 2**32, devices=ranks, name="here")
     device = here.groups[0].device
-    peak = {**device.peak_flops, Precision.FP64: device.peak_flops[Precision.FP32] / 2}
-    matrix = {**device.matrix, Precision.FP64: device.matrix[Precision.FP32]}
+    like = {Precision.FP64: Precision.FP32, Precision.FP16: Precision.BF16}
+    peak = device.peak_flops | {kind: device.peak_flops[other] for kind, other in like.items()}
+    peak[Precision.FP64] /= 2
+    matrix = device.matrix | {kind: device.matrix[other] for kind, other in like.items()}
     device = replace(device, peak_flops=peak, matrix=matrix)
     return replace(here, groups=(replace(here.groups[0], device=device),))
 

@@ -28,7 +28,8 @@ from meshwright.spec.report import LineName, MemoryPart, Origin
 from meshwright.spec.synchronize import SyncKind
 from tests.run import dry_cases
 from tests.run.dry_cases import case
-from tests.run.runs import design
+from tests.run.runs import cluster, design
+from tests.support import designs, models
 from tests.support.designs import Layout
 from tests.support.models import ROUTINGS, routed, with_prefix
 from tests.support.pool import Pool
@@ -259,6 +260,15 @@ def test_what_cannot_be_traced_is_one_line_and_a_fault(
     assert "registered at" not in told
     assert main(["--verbose", *words]) == ExitCode.BUG
     assert "Meta: registered at" in capsys.readouterr().err
+
+
+def test_fp16_holds_and_sends_what_bf16_does() -> None:
+    layout = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=4)
+    halves = (Precision.BF16, Precision.FP16)
+    made = [designs.design(models.model(), replace(layout, precision=kind)) for kind in halves]
+    wanted, found = (dry_run(replace(each, cluster=cluster(4))) for each in made)
+    assert found.ranks == wanted.ranks
+    assert found.predicted.memory == wanted.predicted.memory
 
 
 def test_what_the_runtime_cannot_run_is_refused_by_its_rule() -> None:

@@ -351,7 +351,7 @@ CASES = {
         lambda: D(asked=rounding(), precision=Precision.FP32),
         "parameters kept in bf16 that are not multiplied in bf16 can be predicted and not trained yet",
     ),
-    "runtime-precision": Case(D, lambda: D(precision=Precision.FP16), "fp16 can be predicted and not trained yet"),
+    "runtime-precision": Case(D, lambda: of_kinds(rounded(), DeviceKind.ROCM), "fp8 can be predicted and not trained"),
     "runtime-devices": Case(
         lambda: of_kinds(D(), DeviceKind.ROCM),
         lambda: of_kinds(D(), DeviceKind.TPU),

@@ -244,8 +244,8 @@ def test_wrong_jobs_are_config_errors() -> None:
 
 
 def test_what_this_runtime_cannot_train_is_predicted_and_marked() -> None:
-    decision = search.design(samples.model(), box(), replace(samples.job(), precision=Precision.FP16))
-    assert "fp16 can be predicted and not trained yet" in " ".join(map(str, decision.predicts_only))
+    decision = search.design(samples.model(layers=2), BOXES, precise(precision=Precision.FP8_BLOCK))
+    assert "fp8-block can be predicted and not trained yet" in " ".join(map(str, decision.predicts_only))
     assert check(decision.design, scopes=frozenset({Scope.PLAN})) == ()
 
 
@@ -331,9 +331,10 @@ def test_no_plan_of_the_front_is_beaten_in_everything() -> None:
     assert {one.plan.world_size for one in decision.front} != {4}
 
 
+HALVES, EIGHTS = (Precision.BF16, Precision.FP16), (Precision.FP8, Precision.FP8_BLOCK)
 EIGHT = replace(
     samples.device(),
-    peak_flops={Precision.BF16: 1e14, Precision.FP16: 1e14, Precision.FP32: 1e13, Precision.FP8: 2e14},
+    peak_flops={Precision.FP32: 1e13} | dict.fromkeys(HALVES, 1e14) | dict.fromkeys(EIGHTS, 2e14),
     matrix={**samples.device().matrix, Precision.FP8: samples.device().matrix[Precision.BF16]},
 )
 BOXES = samples.cluster(samples.nodes(num_nodes=2, devices_per_node=2, of=EIGHT))
@@ -389,10 +390,10 @@ def test_precisions_that_cannot_be_are_refused_by_name() -> None:
     with pytest.raises(ConfigError) as caught:
         search.design(small, BOXES, precise(other_precisions=(Precision.FP8,), constraints=every))
     assert [each.where for each in caught.value.problems] == ["job.precision", "job.other_precisions[0]"]
-    job = precise(other_precisions=(Precision.FP16,))
+    job = precise(other_precisions=(Precision.FP8_BLOCK,))
     trained = search.design(small, BOXES, job, trainable=True)
     assert trained.design.plan.first_group.precision is Precision.BF16
     (refused,) = (entry for entry in trained.rejected if entry.rule == "runtime-precision")
-    assert "precision fp16" in refused.example
-    (problem,) = search.design(small, BOXES, precise(precision=Precision.FP16), trainable=True).predicts_only
+    assert "precision fp8-block" in refused.example
+    (problem,) = search.design(small, BOXES, precise(precision=Precision.FP8_BLOCK), trainable=True).predicts_only
     assert "rule runtime-precision" in problem.why

@@ -18,7 +18,7 @@ from meshwright.search.extent_rules import extents_divide
 from meshwright.search.job_rules import check_job
 from meshwright.search.rules import choices, divisors
 from meshwright.search.runtime_rules import gradients_reduced, products_whole
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import (
@@ -36,6 +36,7 @@ from tests.search.rule_designs import (
     INTERLEAVED,
     SHARDS_AWAY,
     D,
+    of_kinds,
     on_paths,
     planned,
     regrouped,
@@ -129,7 +130,7 @@ def test_of_one_wrong_number_of_a_group_the_first_cause_is_told() -> None:
 
 
 def test_a_runtime_rule_does_not_forbid_the_prediction() -> None:
-    design = D(precision=Precision.FP16)
+    design = of_kinds(D(), DeviceKind.TPU)
     assert check(design, scopes=frozenset({Scope.PLAN, Scope.MEMORY})) == ()
     assert [str(problem) for problem in check(design)]
 

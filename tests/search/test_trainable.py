@@ -54,13 +54,21 @@ def test_the_best_plan_on_tpus_is_priced_as_xla_and_marked() -> None:
 
 
 def test_plan_weighs_what_can_only_be_predicted_and_train_takes_what_it_can_train() -> None:
-    """V100s are faster in fp16, which this runtime does not train; they have no bf16 to be sent to."""
-    model, machines = catalog.load_model("llama-3.2-1b"), catalog.load_cluster("2xV100-32GB")
-    sets = ["batch_tokens=64Ki", "sequence_length=2048", "precision=fp16", 'other_precisions=["fp32"]']
+    """B200s are faster in nvfp4, which this runtime does not train on them."""
+    model, machines = catalog.load_model("llama-3.2-1b"), catalog.load_cluster("2xB200")
+    sets = ["batch_tokens=64Ki", "sequence_length=2048", "precision=nvfp4", 'other_precisions=["bf16"]']
     job = catalog.load_job(None, sets=sets)
     weighed = search.design(model, machines, job, top=1)
     (problem,) = weighed.predicts_only
-    assert problem.fix == "choose fp32, fp64"
+    assert problem.fix.startswith("choose bf16")
     trained = search.design(model, machines, job, top=1, trainable=True)
     assert not trained.predicts_only
-    assert trained.design.plan.first_group.precision is Precision.FP32
+    assert trained.design.plan.first_group.precision is Precision.BF16
+
+
+def test_devices_without_bf16_train_in_fp16() -> None:
+    model, machines = catalog.load_model("llama-3.2-1b"), catalog.load_cluster("2xV100-32GB")
+    job = catalog.load_job(None, sets=["batch_tokens=64Ki", "sequence_length=2048"])
+    trained = search.design(model, machines, job, top=1, trainable=True)
+    assert not trained.predicts_only
+    assert trained.design.plan.first_group.precision is Precision.FP16

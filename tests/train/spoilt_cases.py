@@ -24,7 +24,8 @@ from meshwright.train.run import Run
 from tests.parallel.parity_cases import by_name, whole
 
 
-def _run(design: Design, folder: str) -> Run:
+def runner(design: Design, folder: str) -> Run:
+    """The run of this rank, in its folder."""
     place = Place(
         rank=dist.get_rank(),
         device=torch.device("cpu"),
@@ -38,7 +39,7 @@ def _run(design: Design, folder: str) -> Run:
 def spoilt(design: Design, folder: str, batches: tuple[int, ...], times: float = math.nan) -> dict[str, Any]:
     """A run in which the last stage of rank 1 gives no number for these batches, or so many `times` what it should, to
     its end; what it holds then."""
-    run = _run(design, folder)
+    run = runner(design, folder)
 
     def spoil(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
         bad = torch.is_grad_enabled() and run.state.consumed in [batch * design.plan.batch for batch in batches]
@@ -50,12 +51,12 @@ def spoilt(design: Design, folder: str, batches: tuple[int, ...], times: float =
         fit(run)
     except WorkerFailed as failure:
         told = str(failure)
-    return {**_held(run), "told": told}
+    return {**held(run), "told": told}
 
 
 def overshot(design: Design, folder: str) -> str:
     """What a run tells whose first update leaves a parameter of rank 1 infinite, though its loss was a number."""
-    run = _run(design, folder)
+    run = runner(design, folder)
     step = run.optimizer.step
 
     def too_far(*arguments: Any) -> None:
@@ -75,7 +76,7 @@ def overshot(design: Design, folder: str) -> str:
 def flipped(design: Design, folder: str, steps: dict[int, int]) -> dict[str, Any]:
     """A run in which one bit of a parameter of rank `steps[s]` flips after step s, each once; what it holds at its end
     and what it said."""
-    run, left, told = _run(design, folder), dict(steps), list[str]()
+    run, left, told = runner(design, folder), dict(steps), list[str]()
     step = run.optimizer.step
     if run.observer is not None:
         run.observer.say = told.append  # type: ignore[method-assign]  # what a person would read
@@ -92,13 +93,13 @@ def flipped(design: Design, folder: str, steps: dict[int, int]) -> dict[str, Any
         fit(run)
     except WorkerFailed as failed:
         failure = str(failed)
-    return {**_held(run), "told": told, "failure": failure}
+    return {**held(run), "told": told, "failure": failure}
 
 
 def miscomputing(design: Design, folder: str, wrong: int, where: str) -> tuple[str, ...]:
     """What a run says in which rank `wrong` is: its update in every step (`update`), or in its second step alone, and
     from then on what its first layer gives (`layer`), to something else each time (`restless`), or nothing (`once`)."""
-    run, told, calls, begun = _run(design, folder), list[str](), [0], [False]
+    run, told, calls, begun = runner(design, folder), list[str](), [0], [False]
     step = run.optimizer.step
 
     def update(*arguments: Any) -> None:
@@ -128,17 +129,18 @@ def miscomputing(design: Design, folder: str, wrong: int, where: str) -> tuple[s
 
 def without(design: Design, folder: str, batches: tuple[int, ...]) -> dict[str, Any]:
     """A run that passes these batches by, to its end; what it holds then."""
-    run = _run(design, folder)
+    run = runner(design, folder)
     while run.state.step < design.job.total_steps:
         if run.state.consumed // design.plan.batch in batches:
             next(run.loader)
             run.perform(Skip())
             continue
         run.step()
-    return _held(run)
+    return held(run)
 
 
-def _held(run: Run) -> dict[str, Any]:
+def held(run: Run) -> dict[str, Any]:
+    """What a run that is over holds: its parameters and moments, and what it has read."""
     parameters = by_name([(name, p.detach()) for name, p in run.laid.named_parameters()])
     buffers = {name: whole(x) for part in run.laid.parts for name, x in part.named_buffers()}
     moments = [
@@ -158,8 +160,8 @@ def _held(run: Run) -> dict[str, Any]:
 
 def trained(design: Design, folder: str) -> dict[str, Any]:
     """A run to its end, with the validation after it."""
-    run = _run(design, folder)
+    run = runner(design, folder)
     losses = [done.loss for _ in range(design.job.total_steps) if isinstance(done := run.step(), StepDone)]
     told = run.perform(Evaluate())
     assert isinstance(told, Evaluated)
-    return {**_held(run), "losses": losses, "validation": told.loss, "bits": told.bits_per_byte}
+    return {**held(run), "losses": losses, "validation": told.loss, "bits": told.bits_per_byte}

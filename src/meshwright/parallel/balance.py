@@ -40,6 +40,11 @@ class Balance:
         for mixture in self._here.values():
             mixture.chosen = None
 
+    def weigh(self, ratio: float) -> None:
+        """Losses that balance experts weigh `ratio` times what they did."""
+        for mixture in self._here.values():
+            mixture.each *= ratio
+
     def end(self) -> None:
         """Every bias is moved by its rate towards experts that were chosen less than the mean (2408.15664).
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -34,12 +36,15 @@ def gradient_norm(parameters: dict[str, nn.Parameter], *, mesh: Mesh, device: to
     return total.sqrt()
 
 
-def scale_gradients(parameters: dict[str, nn.Parameter], *, norm: Tensor, max_norm: float) -> None:
+def clip_gradients(parameters: Iterable[nn.Parameter], *, norm: Tensor, max_norm: float) -> None:
     """Gradients of norm `norm` have at most `max_norm`."""
-    if float(norm) <= max_norm:
-        return
-    factor = max_norm / float(norm)
-    gradients = [local_part(parameter.grad) for parameter in parameters.values() if parameter.grad is not None]
+    if float(norm) > max_norm:
+        scale_gradients(parameters, max_norm / float(norm))
+
+
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Gradients are `factor` times what they were."""
+    gradients = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     if gradients:
         multiply_all(gradients, factor)
 

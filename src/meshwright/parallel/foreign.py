@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from meshwright.parallel.clip import gradient_norm, local_part, scale_gradients
+from meshwright.parallel.clip import clip_gradients, gradient_norm, local_part
 from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
 from meshwright.parallel.divided import Divided, GroupAxis, ImaginedAxis, Indivisible, order, own
 from meshwright.parallel.foreign_parts import Parts, name_reads, recompute_forward
@@ -61,7 +61,7 @@ class Parallelized:
     def clip_norm(self, max_norm: float) -> Tensor:
         """Gradients have at most the norm `max_norm`; returns the one that they had. Collective."""
         norm = self.gradient_norm()
-        scale_gradients(dict(self.module.named_parameters()), norm=norm, max_norm=max_norm)
+        clip_gradients(self.module.parameters(), norm=norm, max_norm=max_norm)
         return norm
 
     def whole(self, name: str) -> Tensor:

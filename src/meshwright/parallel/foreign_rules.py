@@ -186,6 +186,9 @@ def _kept_as_is(plan: Plan) -> Found:
     if any(recipe(group.precision) for group in groups):
         what = f"products of yours are not rounded to {groups[0].precision.value}"
         yield Problem(what=what, where=f"{_GROUPS}.precision", fix="use bf16")
+    if any(group.precision is Precision.FP16 for group in groups):
+        what = "fp16 needs losses that are scaled, and yours are your own"
+        yield Problem(what=what, where=f"{_GROUPS}.precision", fix="use bf16 or fp32")
     if plan.empty_rows:
         what = f"{plan.empty_rows} empty rows in a batch that you make yourself"
         yield Problem(what=what, where="plan.empty_rows", fix="use 0, and ignore the targets of rows that are too many")

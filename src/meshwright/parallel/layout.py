@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from meshwright.nn import Decoder, token_losses
 from meshwright.nn.loss import AS_WRITTEN, Vocabulary
 from meshwright.parallel.balance import Balance
-from meshwright.parallel.clip import gradient_norm, is_first_copy, local_part, scale_gradients
+from meshwright.parallel.clip import clip_gradients, gradient_norm, is_first_copy, local_part, scale_gradients
 from meshwright.parallel.collectives import exchange
 from meshwright.parallel.compile import compile_layers, uncompile_layers
 from meshwright.parallel.context import ContextShare
@@ -76,7 +76,7 @@ class Laid:
             if name in part.partial
         ]
         self.num_targets: Tensor | int = design.plan.batch_tokens
-        self._number = 0
+        self._number, self._loss_scale = 0, 1.0
         self._loss_passes = AS_WRITTEN
         self._pipeline = self._executor() if len(design.plan.stages) > 1 else None
         self._balance = Balance(self.parts, model=design.model, group=mesh.everyone, device=device)
@@ -99,18 +99,21 @@ class Laid:
         ahead: Tensor | None = None,
         *,
         number: int | None = None,
+        loss_scale: float = 1.0,
     ) -> Tensor:
         """Every microbatch went forward and backward; gradients of the whole batch's mean loss are in place.
 
         All are (sequences, length) of this data rank, the same on each of its tensor, context and pipeline ranks;
         `ahead` is how many later tokens each sees under a prefix mask. Gradients of the step before are dropped.
         `number` is the step's in the run, by which gradients are compressed; one more than the last unless it is said.
+        In fp16 losses go backward `loss_scale` times as large, and gradients are of the loss as it is in the end.
         Returns that mean, the same on every rank: of the targets that are not MASKED; where every one is, it and the
         gradients are 0.
         """
         for _, parameter in self.named_parameters():
             parameter.grad = None
         self._number = self._number + 1 if number is None else number
+        self._scale_losses(loss_scale if self.dtypes.scales_losses else 1.0)
         for synchronizer in self.synchronizers:
             synchronizer.begin(step=self._number)
         some = self.design.job.data.masks or self.design.plan.empty_rows > 0
@@ -124,10 +127,12 @@ class Laid:
         start = time.perf_counter()
         self._sum_partial()
         self._sum_tied()
+        if self._loss_scale != 1.0:
+            scale_gradients(self._copies(), 1.0 / self._loss_scale)
         self._balance.end()
         if self._partial or self._is_tied_end:
             self.recorder.record(LineName.GRADIENTS, start, time.perf_counter() - start)
-        return self._everywhere(share)
+        return self._everywhere(share) / self._loss_scale
 
     def evaluate(
         self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None, ahead: Tensor | None = None
@@ -157,8 +162,7 @@ class Laid:
         held = {f"{place}.{name}": p for place, part in enumerate(self._parted) for name, p in self._counted(part)}
         norm = gradient_norm(held, mesh=self.mesh, device=self.device)
         if max_norm is not None:
-            copies = {f"{place}.{name}": p for place, (name, p) in enumerate(self.named_parameters())}
-            scale_gradients(copies, norm=norm, max_norm=max_norm)
+            clip_gradients(self._copies(), norm=norm, max_norm=max_norm)
         return norm
 
     def first_copies(self) -> list[nn.Parameter]:
@@ -200,7 +204,20 @@ class Laid:
             targets = self._axis.own_tokens(targets)
         losses = token_losses(logits, targets, z_loss=z_loss, vocabulary=self._vocabulary, passes=self._loss_passes)
         count = self.num_targets
-        return losses.sum() / (count if isinstance(count, int) else count.clamp(min=1))
+        share = losses.sum() / (count if isinstance(count, int) else count.clamp(min=1))
+        return share * self._loss_scale if torch.is_grad_enabled() and self._loss_scale != 1.0 else share
+
+    def _scale_losses(self, scale: float) -> None:
+        """All that goes backward is `scale` times as large, and so is what is kept of gradients."""
+        ratio, self._loss_scale = scale / self._loss_scale, scale
+        if ratio != 1.0:
+            self._balance.weigh(ratio)
+            for left in (x for part in self._parted for x in part.residuals):
+                left.mul_(ratio)
+
+    def _copies(self) -> list[nn.Parameter]:
+        """Parameters of this rank; a tied table that it holds at both ends is there twice."""
+        return [parameter for _, parameter in self.named_parameters()]
 
     def _targets_everywhere(self, targets: Tensor, *, masked: bool) -> Tensor | int:
         """Targets of all data ranks that are not MASKED, on every rank; collective where there may be `masked` ones."""

@@ -42,6 +42,11 @@ class Dtypes:
     def casts(self) -> bool:
         return self.master is not self.compute
 
+    @property
+    def scales_losses(self) -> bool:
+        """Small gradients would be lost in what multiplies."""
+        return self.compute is torch.float16
+
 
 def dtypes(plan: Plan, *, master: Master = Master.FP32) -> Dtypes:
     """What `plan` asks, of a job that keeps parameters so.
@@ -54,13 +59,14 @@ def dtypes(plan: Plan, *, master: Master = Master.FP32) -> Dtypes:
         Precision.FP32: (torch.float32, torch.float32),
         Precision.TF32: (torch.float32, torch.float32),
         Precision.BF16: (torch.float32, torch.bfloat16),
+        Precision.FP16: (torch.float32, torch.float16),
         **dict.fromkeys((entry for entry in Precision if recipe(entry)), (torch.float32, torch.bfloat16)),
     }
     problems = []
     if len(asked) > 1:
         problems.append(Problem(what="groups of different precision", where="plan.stages", fix="use one precision"))
     for precision in sorted(asked - known.keys()):
-        fix = "use bf16, fp32, tf32, fp64, or eight or four bits"
+        fix = "use bf16, fp16, fp32, tf32, fp64, or eight or four bits"
         problems.append(Problem(what=f"{precision.value} has no runtime", where="plan.stages", fix=fix))
     if problems:
         raise ConfigError(problems)

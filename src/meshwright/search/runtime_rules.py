@@ -12,7 +12,7 @@ from meshwright.spec.model import Attention, LatentAttention, Mixture, ModelSpec
 from meshwright.spec.optimizer import Master, OptimizerKind
 from meshwright.spec.plan import Design, Offload, ScheduleKind, TensorGrid
 
-TRAINED_PRECISIONS = (Precision.BF16, Precision.FP32, Precision.TF32, Precision.FP64)
+TRAINED_PRECISIONS = (Precision.BF16, Precision.FP16, Precision.FP32, Precision.TF32, Precision.FP64)
 EIGHT_BIT_GRADIENTS = (Precision.FP8, Precision.INT8)
 GRADIENT_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, *EIGHT_BIT_GRADIENTS)
 SCALED_PRECISIONS = (Precision.FP8, Precision.FP8_ROW)

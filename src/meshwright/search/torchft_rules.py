@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 
 from meshwright.search.rules import Rule, Scope
+from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import ElasticBackend, NonFinite, Spike
 from meshwright.spec.parts import Mixture
@@ -62,7 +63,12 @@ def of_replicas(design: Design) -> Problem | None:
 def meet_plainly(design: Design) -> Problem | None:
     """Gradients of replicas are summed as they are, in every step: that is what torchft does."""
     gradients = design.plan.gradients
-    if not design.job.elastic.by_torchft or gradients.word == "every_step":
+    if not design.job.elastic.by_torchft:
+        return None
+    if any(group.precision is Precision.FP16 for group in design.plan.groups):
+        what = "replicas under torchft do not agree on how losses are scaled, which fp16 needs"
+        return Problem(where="plan.stages", what=what, fix=f"choose fp32 or bf16, or {_OWN}")
+    if gradients.word == "every_step":
         return None
     what = f"replicas meet by {gradients.word}, and torchft sums their whole gradients in every step"
     return Problem(where="plan.gradients", what=what, fix=f"choose every_step without compression, or {_OWN}")

@@ -162,5 +162,5 @@ def _drawn(run: Run) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
 def _pass(run: Run, batch: tuple[Tensor, Tensor, Tensor | None, Tensor | None]) -> None:
     """Forward and backward, of which only gradients are left."""
     torch.manual_seed(run.state.random_seed)
-    run.laid.step(*batch, number=run.state.step + 1)
+    run.laid.step(*batch, number=run.state.step + 1, loss_scale=run.loss_scale.value)
     run.laid.undo()

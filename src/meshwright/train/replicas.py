@@ -195,7 +195,7 @@ class ReplicaRun(Run):
                 self.marker.mark(step=number, section=Section.NORM)
                 met = self._met(loss, rows)
                 norm = self.laid.clip(job.optimizer.clip_norm)
-                known = self._known(torch.tensor(met.loss, dtype=torch.float64), norm, met.num_targets)
+                known = self.known(torch.tensor(met.loss, dtype=torch.float64), norm, met.num_targets)
                 self.marker.mark(step=number, section=Section.OPTIMIZER)
                 if not self.replicas.commit():
                     return None

@@ -56,6 +56,7 @@ from meshwright.train.inquiries import Inquiries
 from meshwright.train.known import Known
 from meshwright.train.learning_rate import learning_rate
 from meshwright.train.ledger import Ledger
+from meshwright.train.loss_scale import LossScale, computed
 from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.observer import Observer
 from meshwright.train.observe.profile import Profiler
@@ -94,6 +95,7 @@ class Run:
     stop_asked: Callable[[], bool]
     memory_bytes: Callable[[], float]
     usual: Usual
+    loss_scale: LossScale = field(default_factory=LossScale)
     reactors: tuple[Reactor, ...] = ()
     techniques: tuple[Technique, ...] = ()
     observer: Observer | None = None
@@ -124,22 +126,17 @@ class Run:
         Where the loss or the norm is not finite, or the batch has no target, the step is not done and all that lasts is
         as it was; where there are learners, that of one drops its own update, and all hear of it when they meet.
         """
-        number, job = self.state.step + 1, self.design.job
+        number = self.state.step + 1
         if self.log is not None:
             self.log.begin_step(number)
-        torch.manual_seed(self.state.random_seed)
         rate = self._learning_rate()
         with self._observed(number):
             with self.profiler.section(LineName.INPUT):
                 self.marker.mark(step=number, section=Section.INPUT)
                 rows = next(self.loader)
                 batch = self.feed.tensors(rows)
-            self.marker.mark(step=number, section=Section.MODEL)
-            loss = self.laid.step(*batch, number=number)
+            known = computed(self, batch, number=number)
             with self.profiler.section(LineName.OPTIMIZER):
-                self.marker.mark(step=number, section=Section.NORM)
-                norm = self.laid.clip(job.optimizer.clip_norm)
-                known = self._known(loss, norm, self.laid.num_targets)
                 self.marker.mark(step=number, section=Section.OPTIMIZER)
                 if known.sound:
                     for group in self.optimizer.param_groups:
@@ -154,6 +151,7 @@ class Run:
         self.state.advance(sequences=plan.sequences, tokens=plan.read_tokens)
         self.ledger.note(rows.fingerprint, dropped=0 if known.sound else self.feed.rows)
         self.usual.note(loss=known.loss, norm=known.norm)
+        self.loss_scale.hold()
         if met is not None and met.round is not None:
             leave_out(self, met.round)
         if met is not None and met.spoilt:
@@ -236,6 +234,7 @@ class Run:
         """All but tensors is as `progress` tells; its data goes on from sequence `past` where that is given."""
         self.state.load(progress)
         self.usual.load(progress.get("usual", {}))
+        self.loss_scale.load(progress.get("loss_scale", {}))
         for technique in self.techniques:
             technique.load_state_dict(progress["techniques"].get(technique.name, {}))
         self.ledger = Ledger.of(progress.get("ledger"), consumed=self.state.consumed)
@@ -250,6 +249,7 @@ class Run:
             **self.state.to_dict(),
             "ledger": self.ledger.to_dict(),
             "usual": self.usual.to_dict(),
+            "loss_scale": self.loss_scale.to_dict(),
             "techniques": {technique.name: technique.state_dict() for technique in self.techniques},
             "learners": {} if self.outer is None else self.outer.told(),
         }
@@ -346,6 +346,7 @@ class Run:
             raise WorkerFailed(self._unsaved())
         if self.outer is not None:
             self.outer.check(self.state.step)
+            self.loss_scale.meet(self.outer, device=self.feed.device)
         self.ledger.gather(self.learners, self.outer, device=self.feed.device)
         state = self.laid_state() if self.outer is None else saved(self.laid_state(), self.outer)
         pace = statistics.median(self.paces) if self.paces else 0.0
@@ -364,7 +365,7 @@ class Run:
             yield
         self.spans.end()
 
-    def _known(self, loss: torch.Tensor, norm: torch.Tensor, num_targets: torch.Tensor | int) -> Known:
+    def known(self, loss: torch.Tensor, norm: torch.Tensor, num_targets: torch.Tensor | int) -> Known:
         """Read from the device in one transfer."""
         values = (loss, norm, torch.as_tensor(num_targets, device=loss.device))
         found = torch.stack([value.detach().to(torch.float64).reshape(()) for value in values]).tolist()

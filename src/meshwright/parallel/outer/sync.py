@@ -308,11 +308,11 @@ class OuterSync:
             found.setdefault(name, view)
         return found
 
-    def over_learners(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all learners, without waiting for what travels. Collective."""
+    def over_learners(self, values: Tensor, *, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+        """The sum of `values` over all learners, or what `op` says, without waiting for what travels. Collective."""
         self._telling.wait()
         total = values.clone()
-        dist.all_reduce(total, group=self._meeting)
+        dist.all_reduce(total, op=op, group=self._meeting)
         return total
 
     def of_all(self, what: str) -> dict[str, Tensor]:
