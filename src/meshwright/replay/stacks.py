@@ -92,7 +92,9 @@ class Stack:
     def _named(self) -> str:
         if self._is_xla:
             fused = self._fuses(unless=self.has(_XLA_2022))
-            young = "xla" if self._device.kind is DeviceKind.TPU else "xla-gpu"
+            offloads = "sparsecore" in self._run.text("extra").lower().replace(" ", "")
+            on_tpus = "xla-sparsecore" if offloads else "xla"
+            young = on_tpus if self._device.kind is DeviceKind.TPU else "xla-gpu"
             return f"{young}{self._kept_by_policy()}" if fused else self._xla_2022()
         if self.has(("nanotron",)) and self._fuses(unless=False):
             return "nanotron"
