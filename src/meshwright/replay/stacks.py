@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from meshwright.cost.stacks import software
-from meshwright.cost.variants import BLOCKING
+from meshwright.cost.variants import BLOCKING, WHOLE_EXCHANGES
 from meshwright.replay import words
 from meshwright.replay.kernels import Kernels, all_narrow
 from meshwright.replay.runs import Run
@@ -46,6 +46,7 @@ _AMP = ("deepspeed 3d (modified)",)  # DachengLi1/AMP, DeepSpeed/DeepSpeedExampl
 # hparams/model_args.py
 _REMATERIALIZES = ("maxtext", "levanter", "llama-factory", "llamafactory")
 _NEMO = re.compile(r"\bnemo\b(?:.*\b(?:2[3-9]\.\d|2\.\d)|/| framework)")
+_NO_PIECES = re.compile(r"no tp[ _]comm[ _]overlap|tp_comm_overlap\s*[=:]\s*false", re.IGNORECASE)
 _BEFORE_NEMO = ("nemo-megatron 22", "nemo megatron 22")
 _TORCH = {
     "composer": "torch-2023",
@@ -83,6 +84,7 @@ class Stack:
         kernels = Kernels(run=self._run, device=self._device, has=self.has, assumed=self._assumed)
         said = f"{kernels.attention(plain, dated=self.is_recent and self._is_young)}{kernels.loss(plain)}"
         said += "-narrow-step" if self.is_narrow and not software(plain).steps_narrow else ""
+        said += WHOLE_EXCHANGES if _NO_PIECES.search(self._run.text("extra")) and software(plain).pieces else ""
         return f"{plain}{said}{BLOCKING if blocks else ''}{colon}{modules}"
 
     def compiles(self) -> bool:
