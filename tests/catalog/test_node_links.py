@@ -47,3 +47,12 @@ def test_a_part_of_a_board_is_written_and_read(name: str, tmp_path: Path) -> Non
     assert (cluster.groups[0].inside.peers or 0) > cluster.groups[0].devices_per_node
     catalog.save(cluster, tmp_path / "part.toml")
     assert catalog.load_cluster(str(tmp_path / "part.toml")) == cluster
+
+
+@pytest.mark.parametrize("name", ["A100-80GB", "A100-40GB", "H100", "H200", "GH200"])
+def test_four_devices_that_are_a_whole_node_have_no_switch(name: str) -> None:
+    """Two of them share a third of the links; four of a node of eight have its switch."""
+    quad, part = (catalog.load_cluster(f"{shorthand}{name}").groups[0].inside for shorthand in ("2x4x", "4x"))
+    assert (quad.peers, quad.fits, quad.sums) == (3, (), None)
+    assert quad.bandwidth == part.bandwidth
+    assert part.peers is None

@@ -80,3 +80,21 @@ def test_a_program_for_tpus_sums_over_slices_when_all_backwards_are_done():
     nic = cluster.groups[0].nic
     sent = 2.0 * 2.0 * model.parameters / 8.0 * 3.0 / 4.0
     assert shown("xla") - shown("xla-gpu") > sent / nic.bandwidth
+
+
+def test_a_program_for_tpus_scatters_gradients_beside_nothing():
+    """However long the backward; SparseCores, and other software, scatter them beside it."""
+    model, cluster = llama(width=1024, hidden=4096, heads=8, layers=8), selene(nodes=4)
+    columns = {"shard": 8, "sharding": SHARDINGS.index(Sharding.PARAMETERS), "microbatch": 64, "microbatches": 2}
+    table = PlanTable.build(columns, layouts=[even_layout(layers=8, pipeline=1)])
+
+    def seconds(software):
+        job = replace(JOB, sequence_length=2048, batch_tokens=2048 * 64 * 16, software=software)
+        costs = evaluate(table, model=model, cluster=cluster, job=job)
+        return (float(each[LineName.GRADIENTS][0]) for each in (costs.parts, costs.total))
+
+    shown, whole = seconds("xla")
+    assert shown == pytest.approx(whole)
+    hidden, as_much = seconds("xla-sparsecore")
+    assert as_much == pytest.approx(whole)
+    assert hidden < 0.5 * whole

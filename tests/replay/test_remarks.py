@@ -68,7 +68,9 @@ def test_ids_of_several_rows_are_remarked(tmp_path: Path) -> None:
     assert remarks(read_runs(written(tmp_path / "runs.csv", ROW, ROW))) == {f"the id {ROW['id']!r} is of 2 rows": 2}
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "held_out_nvidia.csv", "held_out_other.csv", "held_out_second.csv"])
+@pytest.mark.parametrize(
+    "name", ["runs.csv", "held_out_nvidia.csv", "held_out_other.csv", "held_out_second.csv", "held_out_third.csv"]
+)
 def test_tables_that_are_shipped_say_nothing_that_is_not_read(name: str) -> None:
     assert remarks(read_runs(SHIPPED / name)) == {}
 

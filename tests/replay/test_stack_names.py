@@ -27,6 +27,10 @@ PLAIN = {"tp": "1", "pp": "1", "dp": "16", "zero": "3", "flash": "yes", "precisi
         ({"framework": "Fast-LLM", "flash": "no"}, "fast-llm-unfused"),
         ({"framework": "DeepSpeed (fused transformer kernels, 2020)", "flash": "no"}, "deepspeed-2020"),
         ({"framework": "DeepSpeed", "flash": "no"}, "torch-2021"),
+        ({"framework": "MaxText", "gpu": "TPU-v6e", "extra": "scatters on SparseCore"}, "xla-sparsecore"),
+        ({"framework": "NeMo 24.07", "extra": "ub_tp_comm_overlap: false"}, "nemo-whole-exchanges"),
+        ({"framework": "Megatron-Core", "extra": "no tp comm overlap"}, "megatron-core"),
+        ({"framework": "MaxText", "extra": "scatters on SparseCore"}, "xla-gpu"),
     ],
 )
 def test_a_stack_is_known_by_its_own_name(cells: dict[str, str], name: str) -> None:

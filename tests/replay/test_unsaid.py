@@ -9,6 +9,7 @@ from meshwright.replay.express import express
 from meshwright.replay.pricing import priced
 from meshwright.replay.published import replay, replay_all
 from meshwright.replay.runs import Run
+from meshwright.spec.model import LatentAttention
 from meshwright.spec.plan import Offload, Recompute, ScheduleKind, Sharding
 
 MIXTRAL = {
@@ -251,3 +252,43 @@ def test_megatron_core_may_have_computed_some_layers_again(framework: str, count
     for first, rest in (stage.groups for stages in some for stage in stages):
         assert (first.recompute, rest.recompute) == (Recompute.FULL, Recompute.NONE)
     assert replay(run).assumed[-1] == f"so taken: microbatches of 8, {taken}"
+
+
+@pytest.mark.parametrize(
+    ("link", "told"),
+    [
+        ("", "8 adapters of 400 Gb/s a node, for no network is told"),
+        ("InfiniBand NDR 400Gbps", "400 Gb/s are those of a node, not of every adapter"),
+        ("InfiniBand NDR", ""),
+        ("8x400Gb/s", ""),
+        ("NDR 400 Gb/s per GPU", ""),
+        ("InfiniBand NDR 400Gb/s per node", ""),
+        ("InfiniBand 3200Gb/s", ""),
+    ],
+)
+def test_a_network_that_is_left_open_is_told(link: str, told: str) -> None:
+    found = [entry for entry in express(row(inter_link=link)).assumed if "Gb/s" in entry]
+    assert found == ([told] if told else [])
+
+
+def test_the_network_of_one_node_is_no_assumption() -> None:
+    assert not any("adapter" in entry for entry in express(row(n_gpus="8", tp="1", pp="1")).assumed)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "told"), [("V100", "", True), ("V100", "16", False), ("V100-32GB", "", False)]
+)
+def test_a_memory_that_is_left_open_is_told(gpu: str, memory: str, told: bool) -> None:
+    found = express(row(gpu=gpu, gpu_mem_gb=memory, precision="fp16")).assumed
+    assert ("V100-32GB, for no memory is told" in found) == told
+
+
+def test_latents_are_those_that_a_row_tells() -> None:
+    cells = {"arch": "moe-mla", "head_dim": ""}
+    plain, said = express(row(**cells)), express(row(**cells, extra="kv_lora_rank=256 q_lora_rank=0"))
+    assert any("latents of DeepSeek-V3" in entry for entry in plain.assumed)
+    assert not any("latents of DeepSeek-V3" in entry for entry in said.assumed)
+    mixers = {layer.mixer for layer in said.design.model.layers}
+    assert {(mixer.query_rank, mixer.kv_rank) for mixer in mixers if isinstance(mixer, LatentAttention)} == {
+        (None, 256)
+    }

@@ -64,6 +64,26 @@ NVLINK_H100 = Link(
         "in-network sums, all-gather and reduce-scatter 336 GB/s; the latency of the last two by analogy",
     },
 )
+_QUAD = "no switch: every pair of four shares a third of the links"
+NVLINK_A100_QUAD = replace(
+    NVLINK_A100,
+    peers=3,
+    fits=(),
+    sources={
+        **{name: NVLINK_A100.sources[name] for name in ("bandwidth", "efficiency", "latency_seconds")},
+        "peers": f"{_QUAD}, four of 25 GB/s each way (NERSC, Perlmutter's architecture)",
+    },
+)
+NVLINK_H100_QUAD = replace(
+    NVLINK_H100,
+    peers=3,
+    sums=None,
+    fits=(),
+    sources={
+        **{name: NVLINK_H100.sources[name] for name in ("bandwidth", "efficiency", "latency_seconds")},
+        "peers": f"{_QUAD}, six of 25 GB/s each way (JSC, JUPITER's nodes of four GH200)",
+    },
+)
 NVLINK_GB200 = Link(
     bandwidth=900 * GB,
     latency_seconds=3.4e-6,

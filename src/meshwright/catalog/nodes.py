@@ -16,9 +16,11 @@ from meshwright.catalog.node_links import (
     INFINITY_MI300X,
     NDR,
     NVLINK_A100,
+    NVLINK_A100_QUAD,
     NVLINK_B200,
     NVLINK_GB200,
     NVLINK_H100,
+    NVLINK_H100_QUAD,
     NVLINK_P100,
     NVLINK_V100,
     PCIE_GB,
@@ -29,6 +31,8 @@ from meshwright.catalog.node_links import (
     pcie,
 )
 from meshwright.spec.cluster import DeviceSpec, Link, NodeGroup
+
+_QUAD = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +47,8 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One kind of node; `rack` joins `rack_nodes` of them faster than the network does."""
+    """One kind of node; `rack` joins `rack_nodes` of them faster than the network does, and `quad` the devices of one
+    that has four."""
 
     devices: int
     inside: Link
@@ -51,12 +56,16 @@ class Node:
     nics: int = 1
     rack: Link | None = None
     rack_nodes: int | None = None
+    quad: Link | None = None
     host: Host | None = None
 
-    def group(self, device: DeviceSpec, *, nodes: int, per_node: int | None = None, name: str = "") -> NodeGroup:
+    def group(
+        self, device: DeviceSpec, *, nodes: int, per_node: int | None = None, whole: bool = True, name: str = ""
+    ) -> NodeGroup:
         """`nodes` of this kind holding `device`; adapters and memory in proportion to the devices.
 
-        A rack has as many devices however many of them are called a node.
+        A rack has as many devices however many of them are called a node. `per_node` are the `whole` of a node's
+        devices, or else some of the usual number.
         """
         count = self.devices if per_node is None else per_node
         racked = self.rack_nodes and self.rack_nodes * self.devices // max(count, self.devices)
@@ -65,7 +74,7 @@ class Node:
             device=device,
             num_nodes=nodes,
             devices_per_node=count,
-            inside=self.inside,
+            inside=self.quad if self.quad and whole and count == _QUAD else self.inside,
             nic=self.nic,
             nics=max(1, self.nics * count // self.devices),
             rack=self.rack if racked else None,
@@ -117,11 +126,11 @@ def _dgx() -> dict[str, Node]:
     emerald = "two Xeon 8570 with eight channels of DDR5-5600 each, 2 TB: DGX B200 data sheet"
     grace = "two Grace with 480 GB of LPDDR5X each at up to 512 GB/s: NVIDIA GB200 NVL72 data sheet"
     broadwell = "two Xeon E5-2698 v4 with four channels of DDR4-2133 each, 512 GB: DGX-1 data sheet"
-    a100 = Node(devices=8, inside=NVLINK_A100, nic=HDR, nics=8)
+    a100 = Node(devices=8, inside=NVLINK_A100, nic=HDR, nics=8, quad=NVLINK_A100_QUAD)
     h100_host = _pcie_host(5, gigabytes=2000, bandwidth_gb=614.4, title=sapphire)
-    h100 = Node(devices=8, inside=NVLINK_H100, nic=NDR, nics=8, host=h100_host)
+    h100 = Node(devices=8, inside=NVLINK_H100, nic=NDR, nics=8, quad=NVLINK_H100_QUAD, host=h100_host)
     b200_host = _pcie_host(5, gigabytes=2000, bandwidth_gb=716.8, title=emerald)
-    b200 = replace(h100, inside=NVLINK_B200, host=b200_host)
+    b200 = replace(h100, inside=NVLINK_B200, quad=None, host=b200_host)
     chip = _copies(gigabytes=225, title="NVLink-C2C, 900 GB/s both ways between a Grace and its two GPUs")
     superchips = Node(
         devices=4,
@@ -276,14 +285,14 @@ def _relatives() -> dict[str, Node]:
         _tpu_host(gigabytes=rate, memory=340, machine="Google Cloud TPU v3-8: 340 GB", known=False) for rate in (16, 8)
     )
     return {
-        "A800-80GB": replace(a100, inside=a800),
-        "H800": replace(h100, inside=h800),
+        "A800-80GB": replace(a100, inside=a800, quad=None),
+        "H800": replace(h100, inside=h800, quad=None),
         "H20": h100,
         "H100-NVL": pcie5,
         "H200-NVL": pcie5,
         "A800-80GB-PCIe": pcie4,
         "B100": _dgx()["B200"],
-        "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR, host=_grace()),
+        "GH200": Node(devices=1, inside=NVLINK_H100, nic=NDR, quad=NVLINK_H100_QUAD, host=_grace()),
         **dict.fromkeys(("V100-32GB-PCIe", "V100-16GB-PCIe", "V100S-PCIe"), pcie3),
         "P100": replace(_dgx()["V100-32GB"], inside=NVLINK_P100),
         "P100-PCIe": pcie3,

@@ -194,7 +194,7 @@ def _devices(text: str, product: re.Match[str]) -> ClusterSpec:
     if num_nodes < 1 or per_node < 1:
         fix = f"ask for at least one: 8x{device.name}"
         raise ConfigError(Problem(what=f"{text!r} has no device", where="cluster", fix=fix))
-    group = node.group(device, nodes=num_nodes, per_node=per_node)
+    group = node.group(device, nodes=num_nodes, per_node=per_node, whole=product[1] is not None)
     source = f"{num_nodes} usual nodes of {per_node} {device.name}; numbers and their sources are the preset's"
     return ClusterSpec(name=f"{num_nodes * per_node}x{device.name}", groups=(group,), source=source)
 

@@ -125,7 +125,8 @@ def _travelling(
     after = replicas.far if software.sums_replicas_last else np.zeros_like(replicas.far)
     replicas = replicas.where(after == 0.0)
     ahead, behind = windows
-    each_scatter = scatter.where(table.sharding > _ZERO1).times(1.0 / turns)
+    alone = scatter.where(software.scatters_alone & (table.sharding > _ZERO1)).times(1.0 / turns).whole
+    each_scatter = scatter.where((not software.scatters_alone) & (table.sharding > _ZERO1)).times(1.0 / turns)
     each_gather = gather.where(zero3).times(1.0 / turns)
     once, first = scatter.where(table.sharding == _ZERO1) + replicas, gather.where(~zero3)
     if software.reduces_whole:
@@ -141,7 +142,7 @@ def _travelling(
     return SyncSeconds(
         each_gather_forward=(exposed(each_gather, ahead, contention), each_gather.whole),
         each_gather_backward=(back, gather_back.whole),
-        each_scatter=(scattered, each_scatter.whole),
+        each_scatter=(scattered + alone, each_scatter.whole + alone),
         once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
         once_gradients=(ended - slice_share * (before + scattered) + after, once.whole + after),
     )

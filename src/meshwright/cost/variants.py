@@ -1,4 +1,5 @@
-"""What the name of software may say after that of any stack: attention, loss, step, and that its host waits."""
+"""What the name of software may say after that of any stack: attention, loss, step, exchanges of tensor
+ranks that do not go in pieces, and that its host waits."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from meshwright.cost.software import Software
 from meshwright.cost.work import LossKernel
 from meshwright.spec.cluster import AttentionKernel
 
-BLOCKING = "-blocking"
+BLOCKING, WHOLE_EXCHANGES = "-blocking", "-whole-exchanges"
 _CHUNKS_MANY = 8  # of FLA (modules/fused_linear_cross_entropy.py), torchtitan (components/loss.py) and torchtune alike
 _LINEAR: Mapping[str, Any] = {"fused_loss": True, "loss_kernel": LossKernel(early=True)}
 # In the order in which a name says them.
@@ -31,6 +32,7 @@ _LOSSES: Mapping[str, Mapping[str, Any]] = {
 }
 _CHUNKS: Mapping[str, Mapping[str, Any]] = {"-chunked": {"loss_chunks": _CHUNKS_MANY}}
 _STEPS: Mapping[str, Mapping[str, Any]] = {"-narrow-step": {"steps_narrow": True}}
+_EXCHANGES: Mapping[str, Mapping[str, Any]] = {WHOLE_EXCHANGES: {"pieces": False}}
 _WAITING: Mapping[str, Mapping[str, Any]] = {
     BLOCKING: {
         "waits_for_kernels": True,
@@ -42,7 +44,7 @@ _WAITING: Mapping[str, Mapping[str, Any]] = {
         "hides_experts": False,
     }
 }
-_GROUPS = (_ATTENTIONS, _LOSSES, _CHUNKS, _STEPS, _WAITING)
+_GROUPS = (_ATTENTIONS, _LOSSES, _CHUNKS, _STEPS, _EXCHANGES, _WAITING)
 VARIANTS: Mapping[str, Mapping[str, Any]] = {name: change for group in _GROUPS for name, change in group.items()}
 
 

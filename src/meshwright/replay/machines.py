@@ -10,7 +10,7 @@ from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import group_of
 from meshwright.catalog.other_sheets import INT8_PEAKS
 from meshwright.replay.names import Named, named_devices
-from meshwright.replay.networks import Islands, between_sites, islands, joined
+from meshwright.replay.networks import Islands, between_sites, islands, joined, network_assumed
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, NodeGroup, Precision
 from meshwright.spec.codec import nearest
@@ -18,6 +18,7 @@ from meshwright.spec.codec import nearest
 _MEMORY_DIFFERS = 0.15
 _SLICES = re.compile(r"\b(\d+)\s*slices?\b|\bslices?\s*=\s*(\d+)", re.IGNORECASE)
 _TWO_DIES = {"MI250X-GCD": 128.0, "MI250-GCD": 128.0}  # GB of a board that holds two devices
+_SIZED = re.compile(r"-\d+GB\b")  # devices that come with more memory or less
 _DIES = re.compile(r"gcd|\bdies?\b", re.IGNORECASE)  # a name that says so counts devices, and no boards
 
 
@@ -113,6 +114,8 @@ def _kind(run: Run, named: Named, *, index: int, count: int, assumed: list[str])
     memory = _entry(sizes, index) or named.memory_gb
     device = known_device(named.name, memory_gb=_entry(sizes, index))
     assert device is not None
+    if memory is None and _SIZED.search(device.name):
+        assumed.append(f"{device.name}, for no memory is told")
     per_node = named.per_node or (int(_entry(each, index) or 0) or None)
     board = _TWO_DIES.get(device.name)
     said = _DIES.search(named.name) is not None
@@ -205,6 +208,10 @@ def _joined(run: Run, groups: list[NodeGroup], apart: Islands, *, assumed: list[
         joined(run, group, link=apart.each[index if several else 0], gigabits=_entry(printed, index))
         for index, group in enumerate(groups)
     ]
+    for index, group in enumerate(made):
+        link = apart.each[index if several else 0]
+        open_left = network_assumed(group, link=link, gigabits=_entry(printed, index))
+        assumed += [open_left] if open_left and open_left not in assumed else []
     if several and apart.between:
         wide = between_sites(apart.between, nodes=min(group.num_nodes for group in made))
         if wide is None:

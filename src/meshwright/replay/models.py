@@ -21,6 +21,7 @@ from meshwright.spec.model import ModelSpec
 
 MEGATRON_VOCAB = 51200  # GPT-2's 50,257 tokens, padded as Megatron pads them
 _CAPACITY = re.compile(r"capacity[ _]factor\s*[=:]?\s*(\d+(?:\.\d+)?)", re.IGNORECASE)
+_LATENTS = re.compile(r"\b(q|kv)_lora_rank\s*=\s*(\d{1,6})\b")
 _PREDICTIONS = re.compile(r"max_predictions(?:_per_seq)?\s*[=:]\s*([1-9]\d{0,6})", re.IGNORECASE)
 _GATHERS, _MASKED = ("tensorflow", "apex", "fairseq", "transformer kernel"), 0.15
 _SEES_ALL = ("vit", "deit", "electra")  # classes of every patch, and whether each token is the true one (2003.10555)
@@ -165,13 +166,15 @@ class _Reader:
         return min(found, key=lambda one: abs(math.log(one.parameters / (printed * 1e9))))
 
     def _latent(self, model: ModelSpec) -> ModelSpec:
-        """DeepSeek-V2's and V3's latents (2405.04434, 2412.19437), which no column holds."""
-        self.assumed.append("latents of DeepSeek-V3: 1,536 and 512, heads of 128 and 64 features")
+        """The latents that `extra` tells, or DeepSeek-V2's and V3's (2405.04434, 2412.19437), which no column holds."""
+        said = {of: int(rank) for of, rank in _LATENTS.findall(self.run.text("extra").lower())}
+        if said.keys() != {"q", "kv"}:
+            self.assumed.append("latents of DeepSeek-V3: 1,536 and 512, heads of 128 and 64 features")
         mixer = LatentAttention(
             width=model.width,
             heads=self._heads(model.width),
-            query_rank=1536,
-            kv_rank=512,
+            query_rank=said.get("q", 1536) or None,
+            kv_rank=said.get("kv", 512),
             nope_dim=128,
             rope_dim=64,
             value_dim=128,

@@ -9,6 +9,7 @@ from meshwright.catalog.node_links import BRIDGES, GB, NVLINK_V100, ethernet, ne
 from meshwright.replay.rates import (
     REMOTE,
     SLOW,
+    counts_adapters,
     generation,
     generation_gigabits,
     node_gigabits,
@@ -16,7 +17,7 @@ from meshwright.replay.rates import (
     unread_numbers,
 )
 from meshwright.replay.runs import Run
-from meshwright.spec.cluster import Link, NodeGroup, Precision
+from meshwright.spec.cluster import DeviceKind, Link, NodeGroup, Precision
 
 _NVLINK = re.compile(r"nv-?link", re.IGNORECASE)
 _HOST_DRIVEN = re.compile(r"omni-?path|\bopa\b", re.IGNORECASE)
@@ -71,6 +72,20 @@ def joined(run: Run, group: NodeGroup, *, link: str, gigabits: float | None) -> 
     if _over_sockets(made) and not made.staged:
         made = replace(made, efficiency=ethernet(gigabits=rate, title=link).efficiency)
     return replace(group, nic=made)
+
+
+def network_assumed(group: NodeGroup, *, link: str, gigabits: float | None) -> str:
+    """What of the network of `group` its source left open, in words; nothing where it says all or one node is all."""
+    if group.num_nodes == 1 or gigabits is not None or group.device.kind is DeviceKind.TPU:
+        return ""
+    said, each = node_gigabits(link, devices=group.devices_per_node, adapters=group.nics), generation(link)
+    rate = group.nic.bandwidth * group.nics * 8 / GB
+    if said is None and each is None:
+        adapters = f"{group.nics} adapter{'s' * (group.nics > 1)}"
+        return f"{adapters} of {rate / group.nics:.4g} Gb/s a node, for no network is told"
+    if said is not None and said == each and not counts_adapters(link):
+        return f"{rate:.4g} Gb/s are those of a node, not of every adapter"
+    return ""
 
 
 def _over_sockets(link: Link) -> bool:

@@ -60,6 +60,7 @@ _NAMES = re.compile(  # numbers that say no rate
     r"|\d-?d\b|\bpci\w*[ -]?\S*|gen ?\d",
     re.IGNORECASE,
 )
+_OF_NODES = re.compile(r"(?:per|/|a)\s*(?:node|server|host|machine)\b", re.IGNORECASE)
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:[.,]\d+)*")
 
 
@@ -97,6 +98,14 @@ def generation(text: str) -> float | None:
     if part := re.search(r"\b[ehnx]dr\s?([1248]00)\b", text, re.IGNORECASE):
         return float(part[1])
     return next((rate for name, rate in GENERATIONS.items() if name in text.lower()), None)
+
+
+def counts_adapters(text: str) -> bool:
+    """Whether `text` tells of how many adapters, devices or nodes its rate is."""
+    found = _rate(text)
+    said = found.groupdict() if found is not None else {}
+    told = ("times", "after", "count", "word", "device", "adapter", "each")
+    return any(said.get(name) for name in told) or adapters_said(text) is not None or _OF_NODES.search(text) is not None
 
 
 def adapters_said(text: str) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from meshwright.cost.stacks import software
-from meshwright.cost.variants import BLOCKING
+from meshwright.cost.variants import BLOCKING, WHOLE_EXCHANGES
 from meshwright.replay import words
 from meshwright.replay.kernels import Kernels, all_narrow
 from meshwright.replay.runs import Run
@@ -46,6 +46,7 @@ _AMP = ("deepspeed 3d (modified)",)  # DachengLi1/AMP, DeepSpeed/DeepSpeedExampl
 # hparams/model_args.py
 _REMATERIALIZES = ("maxtext", "levanter", "llama-factory", "llamafactory")
 _NEMO = re.compile(r"\bnemo\b(?:.*\b(?:2[3-9]\.\d|2\.\d)|/| framework)")
+_NO_PIECES = re.compile(r"no tp[ _]comm[ _]overlap|tp_comm_overlap\s*[=:]\s*false", re.IGNORECASE)
 _BEFORE_NEMO = ("nemo-megatron 22", "nemo megatron 22")
 _TORCH = {
     "composer": "torch-2023",
@@ -83,6 +84,7 @@ class Stack:
         kernels = Kernels(run=self._run, device=self._device, has=self.has, assumed=self._assumed)
         said = f"{kernels.attention(plain, dated=self.is_recent and self._is_young)}{kernels.loss(plain)}"
         said += "-narrow-step" if self.is_narrow and not software(plain).steps_narrow else ""
+        said += WHOLE_EXCHANGES if _NO_PIECES.search(self._run.text("extra")) and software(plain).pieces else ""
         return f"{plain}{said}{BLOCKING if blocks else ''}{colon}{modules}"
 
     def compiles(self) -> bool:
@@ -92,7 +94,9 @@ class Stack:
     def _named(self) -> str:
         if self._is_xla:
             fused = self._fuses(unless=self.has(_XLA_2022))
-            young = "xla" if self._device.kind is DeviceKind.TPU else "xla-gpu"
+            offloads = "sparsecore" in self._run.text("extra").lower().replace(" ", "")
+            on_tpus = "xla-sparsecore" if offloads else "xla"
+            young = on_tpus if self._device.kind is DeviceKind.TPU else "xla-gpu"
             return f"{young}{self._kept_by_policy()}" if fused else self._xla_2022()
         if self.has(("nanotron",)) and self._fuses(unless=False):
             return "nanotron"
