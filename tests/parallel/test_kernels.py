@@ -140,6 +140,7 @@ def test_torch_prefers_cudnn_and_its_operators_take_what_they_are_given(monkeypa
     ):
         assert [entry.name for entry in operator.default._schema.arguments] == names.split()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
     with FakeTensorMode():
         q, k, v = (half(2, heads, 64, 64) for heads in (8, 2, 2))
         plain = Scores(scale=0.1, causal=True)
@@ -152,3 +153,16 @@ def test_torch_prefers_cudnn_and_its_operators_take_what_they_are_given(monkeypa
         assert kernel(q, k, v, Scores(scale=0.1, softcap=5.0)) is WRITTEN
         wide = half(2, 8, 64, 256)
         assert kernel(wide, wide, wide, plain) is FLASH
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((7, 0), WRITTEN), ((7, 5), WRITTEN), ((8, 0), FLASH)])
+def test_devices_without_flash_write_tiles_out(
+    capability: tuple[int, int], chosen: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: SDPBackend.FLASH_ATTENTION.value)
+    with FakeTensorMode():
+        q, k, v = (half(2, heads, 64, 64) for heads in (8, 2, 2))
+        assert kernel(q, k, v, Scores(scale=0.1, causal=True)) is chosen

@@ -72,3 +72,13 @@ def test_devices_without_bf16_train_in_fp16() -> None:
     trained = search.design(model, machines, job, top=1, trainable=True)
     assert not trained.predicts_only
     assert trained.design.plan.first_group.precision is Precision.FP16
+
+
+def test_context_ranks_on_devices_without_flash_are_trained_in_fp32() -> None:
+    model, machines = catalog.load_model("llama-3.2-1b"), catalog.load_cluster("8xV100-32GB")
+    job = catalog.load_job(None, sets=["batch_tokens=512Ki", "sequence_length=32768", "constraints.fix.context=8"])
+    (problem,) = search.design(model, machines, job, top=1).predicts_only
+    assert "context ranks in fp16 on devices before Ampere" in problem.what
+    trained = search.design(model, machines, job, top=1, trainable=True)
+    assert not trained.predicts_only
+    assert trained.design.plan.first_group.precision is Precision.FP32

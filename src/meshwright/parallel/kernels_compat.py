@@ -88,7 +88,14 @@ def _fits_accelerator(q: Tensor, _k: Tensor, v: Tensor, scores: Scores) -> bool:
     """FlashAttention-2 (2307.08691) as torch ships it: half precision, no mask but the causal one."""
     dims = q.shape[-1]
     plain = scores.softcap is None and scores.mask is None and dims == v.shape[-1]
-    return plain and q.device.type in FLASH_DEVICES and q.itemsize == 2 and dims % 8 == 0 and dims <= 256
+    return plain and _has_flash(q.device) and q.itemsize == 2 and dims % 8 == 0 and dims <= 256
+
+
+def _has_flash(device: torch.device) -> bool:
+    """nvidia's devices have it from compute capability 8.0 on: Volta and Turing do not."""
+    if device.type != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
+        return device.type in FLASH_DEVICES
+    return device.type in FLASH_DEVICES and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _fits_cudnn(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> bool:

@@ -36,8 +36,15 @@ def devices_trained(design: Design) -> Problem | None:
 
 
 def precision_trained(design: Design) -> Problem | None:
-    """The runtime multiplies in the plan's precision."""
+    """The runtime multiplies in the plan's precision, and has a kernel for tiles of scores where sequences are cut."""
     trained = trained_precisions(design.cluster, design.model)
+    if design.plan.context > 1 and design.plan.first_group.precision is Precision.FP16 and lacks_flash(design.cluster):
+        return Problem(
+            where="plan.axes",
+            what="context ranks in fp16 on devices before Ampere can be predicted and not trained yet",
+            why="torch has no kernel there that tells how tiles of scores are put together",
+            fix="choose context 1, or fp32",
+        )
     for where, group in groups_of(design.plan):
         if group.precision not in trained:
             emulated = group.precision in EMULATED_PRECISIONS
@@ -51,6 +58,12 @@ def precision_trained(design: Design) -> Problem | None:
                 fix=f"choose {', '.join(precision.value for precision in _known(design.cluster, trained))}",
             )
     return None
+
+
+def lacks_flash(cluster: ClusterSpec) -> bool:
+    """FlashAttention-2 does not run on some of its devices: nvidia's have it from Ampere on, as they have bf16."""
+    devices = [group.device for group in cluster.groups]
+    return any(each.kind is DeviceKind.CUDA and Precision.BF16 not in each.peak_flops for each in devices)
 
 
 def _known(cluster: ClusterSpec, trained: tuple[Precision, ...]) -> tuple[Precision, ...]:

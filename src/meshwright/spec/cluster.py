@@ -202,6 +202,11 @@ class DeviceSpec:
     watts: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def has_flash(self) -> bool:
+        """FlashAttention-2 runs on it: nvidia's have that from Ampere on, the first that multiplies in bf16."""
+        return self.kind is not DeviceKind.CUDA or Precision.BF16 in self.peak_flops
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFit:
