@@ -55,6 +55,27 @@ def test_nodes_that_are_left_out_do_not_count():
     assert predict(entry).step.seconds < slow
 
 
+def sites(*, wide=1e9):
+    """Three nodes in the north, then three in the south."""
+    groups = tuple(replace(selene(nodes=3).groups[0], name=name, site=name) for name in ("north", "south"))
+    return replace(selene(nodes=3), groups=groups, wide_area=Link(bandwidth=wide, latency_seconds=0.02))
+
+
+def test_nodes_that_are_left_out_of_a_used_site_lie_next_to_it():
+    """Two nodes of the second site, the third of which is not used: they cost what two nodes alone do."""
+    entry = uneven(sites())
+    alone = predict(replace(entry, cluster=selene(nodes=2)))
+    for placement in (range(24, 40), range(32, 48), [*range(40, 48), *range(24, 32)]):
+        found = predict(placed(entry, placement))
+        assert found.step.seconds == alone.step.seconds
+        assert "32 devices are not used" in found.notes
+
+
+def test_stages_cross_between_sites_of_which_neither_is_used_whole():
+    near, far = (predict(placed(uneven(sites(wide=wide)), [*range(8), *range(32, 40)])) for wide in (1e11, 1e7))
+    assert predict(placed(uneven(sites()), range(16))).step.seconds < near.step.seconds < far.step.seconds
+
+
 @pytest.mark.parametrize(
     "placement",
     [

@@ -175,8 +175,7 @@ class _Arranged:
 
     def placed(self, entries: Sequence[Entry], cluster: ClusterSpec) -> list[Entry]:
         """`entries` on the devices of `cluster` as it is listed."""
-        found = (placed(entry, self.arrangement, cluster) for entry in entries)
-        return [entry for entry in found if entry is not None]
+        return [placed(entry, self.arrangement, cluster) for entry in entries]
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
