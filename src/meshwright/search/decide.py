@@ -361,9 +361,9 @@ def legal_space(
 
 
 def _boundaries(balanced: Boundaries, model: ModelSpec, trainer: Trainer | None) -> Boundaries:
-    def dealt(pipeline: int, ranks: Sequence[int]) -> Sequence[int]:
+    def dealt(pipeline: int, ranks: Sequence[int], devices: int) -> Sequence[int]:
         own = trainer.stages(model, pipeline) if trainer is not None and len(ranks) == pipeline else None
-        return balanced(pipeline, ranks) if own is None else (*own, len(model.blocks))
+        return balanced(pipeline, ranks, devices) if own is None else (*own, len(model.blocks))
 
     return dealt
 
