@@ -167,7 +167,7 @@ class Space:
             rest, schedule = divmod(rest, len(SCHEDULES))
             ranks, stages = divmod(rest, _BASE)
             found.append(self._layout(ranks, stages, schedule, number, place))
-        return np.array(found, dtype=np.int64)[index.reshape(-1)]
+        return np.asarray(np.array(found, dtype=np.int64)[index.reshape(-1)], dtype=np.int64)
 
     def _layout(self, pipeline: int, chunks: int, schedule: int, precision: int, lies: int) -> int:
         """The index of a layout, which is made where it is asked for first."""
@@ -193,8 +193,7 @@ def enumerate_plans(
     boundaries: Boundaries | Mapping[Precision, Boundaries],
     trainable: bool = False,
 ) -> Space:
-    """Every plan that the rules of scope `plan` allow, one layout of stages for each (pipeline, chunks, precision) and
-    kinds of devices under the pipeline ranks.
+    """Every plan that the rules of scope `plan` allow, one layout of stages for all that divide them alike.
 
     `boundaries(pipeline, ranks, devices)` gives the boundaries of the stages that ranks hold on the first so many
     devices, or one such is given a precision; `trainable` leaves out what this runtime cannot train. Plans that differ
