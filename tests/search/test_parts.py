@@ -13,7 +13,7 @@ from meshwright.spec.units import format_seconds
 from tests.search import search_samples as samples
 
 MODEL = samples.model(layers=4)
-FEW = {"recompute": "none", "microbatch": 1, "schedule": "1f1b", "context": 1, "offload": "none", "tensor": 1}
+FEW = {"recompute": "none", "schedule": "1f1b", "context": 1, "offload": "none", "tensor": 1, "pipeline": 1}
 
 
 def group(name: str, *, speed: float = 1.0, site: str = "a", num_nodes: int = 1) -> NodeGroup:

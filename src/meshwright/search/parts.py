@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from meshwright.search.advice import advise_apart
 from meshwright.search.job_rules import allowed_precisions
@@ -44,9 +45,11 @@ def _best_part(chosen: Design, report: Report, *, best: Search) -> Entry | None:
     job = replace(chosen.job, precision=own, other_precisions=tuple(others))
     found: Entry | None = None
     limit = (1.0 - WORTH) * report.step_seconds
-    for parts in _parts(chosen.cluster):
+    peak = partial(_peak, precision=chosen.plan.first_group.precision)
+    for parts in sorted(_parts(chosen.cluster), key=lambda parts: -max(map(peak, parts), default=0.0)):
         for part in parts:
-            entry = best(chosen.model, part, job) if _may_be_faster(part, chosen, report) else None
+            share = peak(part) / max(peak(chosen.cluster), 1.0)
+            entry = best(chosen.model, part, job) if _work_seconds(chosen, report) < share * limit else None
             if entry is None or entry[1].step_seconds >= limit:
                 break
             found, limit = entry, entry[1].step_seconds
@@ -79,13 +82,12 @@ def _kind(group: NodeGroup) -> str:
     return group.device.name
 
 
-def _may_be_faster(part: ClusterSpec, chosen: Design, report: Report) -> bool:
-    """Whether the work of a step alone leaves `part` time enough to save WORTH of it."""
-    precision = chosen.plan.first_group.precision
-    share = _peak(part, precision) / max(_peak(chosen.cluster, precision), 1.0)
+def _work_seconds(chosen: Design, report: Report) -> float:
+    """Seconds that the work of a step alone takes all machines, about the least: a part takes as much longer as its
+    peak is less."""
     alike = len(chosen.cluster.groups) == 1
     work = report.share(LineName.FORWARD, LineName.BACKWARD) if alike else (report.mfu or 0.0) / _KERNELS
-    return work < (1.0 - WORTH) * share
+    return work * report.step_seconds
 
 
 def _peak(cluster: ClusterSpec, precision: Precision) -> float:
