@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import Layout, predict, timeline
+from meshwright.cost.memory import what_memory_reads
+from meshwright.cost.predict import predict_all
 from meshwright.spec.cluster import Link
 from meshwright.spec.errors import ConfigError
 from tests.cost.cost_examples import A100, design, llama, selene, with_group
@@ -55,6 +57,27 @@ def test_nodes_that_are_left_out_do_not_count():
     assert predict(entry).step.seconds < slow
 
 
+def sites(*, wide=1e9):
+    """Three nodes in the north, then three in the south."""
+    groups = tuple(replace(selene(nodes=3).groups[0], name=name, site=name) for name in ("north", "south"))
+    return replace(selene(nodes=3), groups=groups, wide_area=Link(bandwidth=wide, latency_seconds=0.02))
+
+
+def test_nodes_that_are_left_out_of_a_used_site_lie_next_to_it():
+    """Two nodes of the second site, the third of which is not used: they cost what two nodes alone do."""
+    entry = uneven(sites())
+    alone = predict(replace(entry, cluster=selene(nodes=2)))
+    for placement in (range(24, 40), range(32, 48), [*range(40, 48), *range(24, 32)]):
+        found = predict(placed(entry, placement))
+        assert found.step.seconds == alone.step.seconds
+        assert "32 devices are not used" in found.notes
+
+
+def test_stages_cross_between_sites_of_which_neither_is_used_whole():
+    near, far = (predict(placed(uneven(sites(wide=wide)), [*range(8), *range(32, 40)])) for wide in (1e11, 1e7))
+    assert predict(placed(uneven(sites()), range(16))).step.seconds < near.step.seconds < far.step.seconds
+
+
 @pytest.mark.parametrize(
     "placement",
     [
@@ -90,3 +113,27 @@ def test_a_site_is_placed_whole():
     assert predict(turned).step.seconds == pytest.approx(predict(entry).step.seconds)
     with pytest.raises(ConfigError, match="site"):
         predict(placed(entry, [*range(8), *range(16, 24), *range(8, 16), *range(24, 32)]))
+
+
+def test_a_row_costs_the_same_whatever_other_rows_use():
+    """Rows of the quick machines alone are not priced with the network of the slow ones that others use."""
+    cluster = unlike(nodes=2)
+    far = replace(cluster.groups[1], nic=replace(cluster.groups[1].nic, bandwidth=1e8, fits=()))
+    cluster = replace(cluster, groups=(cluster.groups[0], far))
+    some = [design(MODEL, cluster, pipeline=2, shard=shard, microbatches=8) for shard in (16, 8, 4)]
+    for entry, report in zip(some, predict_all(some), strict=True):
+        assert report.step.seconds == predict(entry).step.seconds
+        assert report.memory == predict(entry).memory
+    quick = replace(some[1], cluster=selene(nodes=2, device=QUICK))
+    assert predict(some[1]).step.seconds == predict(quick).step.seconds
+
+
+def test_memory_is_that_of_other_machines_where_all_that_is_read_is_the_same():
+    slow, other = selene(nodes=2).groups[0], selene(nodes=2, device=QUICK).groups[0]
+    other = replace(other, nics=1, nic=replace(other.nic, bandwidth=1e9), name="other")
+    assert what_memory_reads(slow) == what_memory_reads(other)
+    entry = design(MODEL, selene(nodes=2), pipeline=2, shard=8, microbatches=8)
+    held = predict(replace(entry, cluster=replace(entry.cluster, groups=(other,)))).memory
+    assert held == predict(entry).memory
+    fuller = replace(other, device=replace(other.device, reserved_bytes=2 * other.device.reserved_bytes + 1))
+    assert what_memory_reads(fuller) != what_memory_reads(other)

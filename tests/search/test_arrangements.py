@@ -130,3 +130,33 @@ def test_why_tells_what_the_machines_as_listed_would_cost() -> None:
     assert ratio > 3.0
     (line,) = (line for line in decision.why if line.startswith("machines as they are listed"))
     assert f"would take {format_times(ratio)} the time" in line
+
+
+OLD, NEW = group("old", speed=0.002, num_nodes=2), group("new", site="b", num_nodes=3)
+
+
+@pytest.mark.parametrize(
+    "groups", [(OLD, NEW), (NEW, OLD), (replace(OLD, site="b"), NEW)], ids=("first", "last", "near")
+)
+def test_any_devices_are_never_worse_than_those_of_one_kind_or_site(groups: tuple[NodeGroup, ...]) -> None:
+    """As the search over each alone finds them."""
+    cluster, job = samples.cluster(*groups), asked(devices="any", fix={**FEW, "tensor": 1})
+    decision = search.design(MODEL, cluster, job, top=4)
+    alone = [search.design(MODEL, replace(cluster, groups=(one,)), job, top=4) for one in groups]
+    value, *each = (minimised(found.design, found.report, Objective.TIME) for found in (decision, *alone))
+    assert value <= min(each) * (1 + 1e-9)
+    assert decision.report.step_seconds == pytest.approx(decision.ranked[0].step_seconds)
+
+
+@pytest.mark.parametrize("devices", [4, 6])
+def test_a_part_of_the_machines_that_suit_is_divided_as_though_it_were_alone(devices: int) -> None:
+    """Of a site that is used in part too, and what is told of other plans is told of the chosen one."""
+    fix = {**FEW, "tensor": 1, "devices": devices, "pipeline": devices // 2}
+    cluster, job = samples.cluster(OLD, NEW), asked(devices="any", fix=fix)
+    decision, alone = (search.design(MODEL, each, job) for each in (cluster, replace(cluster, groups=(NEW,))))
+    assert decision.design.plan.placement == tuple(range(4, 4 + devices))
+    assert decision.design.plan.stages == alone.design.plan.stages
+    assert decision.report.step_seconds == pytest.approx(alone.report.step_seconds)
+    assert decision.why[: len(alone.why)] == alone.why
+    usual_order = search.design(MODEL, samples.cluster(NEW, OLD), usual(job))
+    assert usual_order.design.plan.stages == alone.design.plan.stages

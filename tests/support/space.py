@@ -14,10 +14,10 @@ from meshwright.spec.plan import Design, Plan
 from tests.support.designs import SEQUENCE, Layout, cluster, design
 
 
-def even(blocks: int) -> Callable[[int, Sequence[int]], Sequence[int]]:
+def even(blocks: int) -> Callable[[int, Sequence[int], int], Sequence[int]]:
     """Boundaries of stages that hold as many blocks as each other, as nearly as may be."""
 
-    def bounds(_pipeline: int, ranks: Sequence[int]) -> Sequence[int]:
+    def bounds(_pipeline: int, ranks: Sequence[int], _devices: int) -> Sequence[int]:
         stages = len(ranks)
         return [round(index * blocks / stages) for index in range(stages + 1)]
 

@@ -47,7 +47,10 @@ class Costs:
 
     def row(self, index: int) -> Costs:
         """Those of one row."""
-        chosen = slice(index, index + 1)
+        return self.take(slice(index, index + 1))
+
+    def take(self, chosen: slice | IntArray) -> Costs:
+        """Those of the rows chosen, in their order."""
         found: dict[str, Any] = {}
         for entry in fields(self):
             values = getattr(self, entry.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -51,6 +52,26 @@ def evaluate(
     mixed = len(cluster.groups) > 1
     every_rank = every_rank or any(layout.table for layout in table.layouts)
     arrays = count(table.layouts, model=model, every_rank=every_rank or mixed)
+    asked = partial(_in_pieces, arrays=arrays, model=model, cluster=cluster, job=job, every_rank=every_rank)
+    edges = np.cumsum([group.num_devices for group in cluster.groups[:-1]], dtype=np.int64)
+    reach = np.searchsorted(edges, table.world, side="left")  # the last node group that a row uses
+    if reach.min() == reach.max():
+        return _join(asked(table))
+    alike = [np.flatnonzero(reach == last) for last in np.unique(reach)]
+    found = _join([piece for rows in alike for piece in asked(table.take(rows))])
+    return found.take(np.argsort(np.concatenate(alike), kind="stable"))
+
+
+def _in_pieces(
+    table: PlanTable,
+    *,
+    arrays: LayoutArrays,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    every_rank: bool,
+) -> list[Costs]:
+    """The costs of rows that use the same node groups, as many at a time as fit a processor's memory well."""
     width = arrays.valid.shape[1]
     rows = max(1, _BLOCK_ELEMENTS // (width * width + 40))
     known: dict[int, Machine] = {}
@@ -58,7 +79,7 @@ def evaluate(
     if every_rank:
         known = _machines(table, arrays, cluster=cluster, job=job)
         path = _paths(table, model=model, cluster=cluster, job=job, known=known, kinds=arrays.kinds)
-    pieces = [
+    return [
         _evaluate(
             table.take(slice(start, start + rows)),
             arrays,
@@ -70,7 +91,6 @@ def evaluate(
         )
         for start in range(0, len(table), rows)
     ]
-    return pieces[0] if len(pieces) == 1 else _join(pieces)
 
 
 def _machines(table: PlanTable, arrays: LayoutArrays, *, cluster: ClusterSpec, job: JobSpec) -> dict[int, Machine]:
@@ -347,6 +367,8 @@ def stage_rows(
 
 def _join(pieces: list[Costs]) -> Costs:
     """The rows of all pieces in order; what only some pieces have, as those with learners do, is 0 in the others."""
+    if len(pieces) == 1:
+        return pieces[0]
     joined: dict[str, Any] = {}
     for field in fields(Costs):
         first = getattr(pieces[0], field.name)

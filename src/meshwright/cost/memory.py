@@ -46,7 +46,7 @@ from meshwright.cost.states import (
 )
 from meshwright.cost.table import PlanTable
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import DeviceKind, NodeGroup
+from meshwright.spec.cluster import DeviceKind, NodeGroup, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Embedding, Layer, ModelSpec
 from meshwright.spec.report import MemoryPart
@@ -122,6 +122,13 @@ def memory(
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
     return Peak(parts={str(part): held for part, held in parts.items()}, host=host, host_room=host_room(group))
+
+
+def what_memory_reads(group: NodeGroup) -> tuple[object, ...]:
+    """All that `memory` reads of `group`: in others where it is the same, as much is held."""
+    device = group.device
+    narrow = (Precision.FP8 in device.peak_flops, Precision.NVFP4 in device.peak_flops)
+    return device.kind, device.reserved_bytes, narrow, group.devices_per_node, host_room(group)
 
 
 def _way(

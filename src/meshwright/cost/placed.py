@@ -22,8 +22,10 @@ class _Node:
 def as_placed(plan: Plan, cluster: ClusterSpec) -> ClusterSpec:
     """`cluster` with its nodes in the order of `plan.placement`: there rank r lies on device r.
 
-    Devices of a node are alike. Raises ConfigError where the ranks of one node come from several, where racks are
-    taken apart, where a site is left and entered again, or where the placement is none: no formula here tells of those.
+    Nodes that are not used come last, those like the last that is used and then those of its site first; those of
+    other sites that are used are left out, as no rank of these comes after. Devices of a node are alike. Raises
+    ConfigError where the ranks of one node come from several, where racks are taken apart, where a site is left and
+    entered again, or where the placement is none: no formula here tells of those.
     """
     placement = plan.placement
     if placement is None or placement == tuple(range(plan.world_size)):
@@ -34,8 +36,7 @@ def as_placed(plan: Plan, cluster: ClusterSpec) -> ClusterSpec:
         for index in range(group.num_nodes)
     ]
     order = _order(placement, nodes, cluster)
-    met = set(order)
-    order += [node for node in nodes if node not in met]
+    order += _unused(order, nodes, cluster.groups)
     groups = []
     for at, run in groupby(order, key=lambda node: node.group):
         members = list(run)
@@ -76,6 +77,15 @@ def _order(placement: tuple[int, ...], nodes: list[_Node], cluster: ClusterSpec)
         order[node] = None
         rank = stop
     return list(order)
+
+
+def _unused(order: list[_Node], nodes: list[_Node], groups: tuple[NodeGroup, ...]) -> list[_Node]:
+    """The nodes that follow those of `order`, one site after the other."""
+    met, last = set(order), order[-1].group
+    sites = list(dict.fromkeys([groups[last].site, *(group.site for group in groups)]))
+    left = {groups[node.group].site for node in order} - {groups[last].site}
+    found = [node for node in nodes if node not in met and groups[node.group].site not in left]
+    return sorted(found, key=lambda node: (node.group != last, sites.index(groups[node.group].site)))
 
 
 def _check_racks(nodes: list[_Node], group: NodeGroup) -> None:

@@ -8,7 +8,6 @@ from itertools import accumulate, groupby, permutations
 
 from meshwright import cost
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
-from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -63,20 +62,11 @@ def _orders(groups: Sequence[NodeGroup]) -> Iterator[tuple[int, ...]]:
         yield from (tuple(ascending), tuple(reversed(ascending)))
 
 
-def placed(
-    entry: tuple[Design, Report], arrangement: Arrangement, cluster: ClusterSpec
-) -> tuple[Design, Report] | None:
-    """A design of the arranged cluster, its ranks placed on the devices of `cluster` as listed, and its report.
-
-    None where the cost of that placement is not known.
-    """
+def placed(entry: tuple[Design, Report], arrangement: Arrangement, cluster: ClusterSpec) -> tuple[Design, Report]:
+    """A design of the arranged cluster, its ranks placed on the devices of `cluster` as listed, and its report."""
     if arrangement.is_listed:
         return entry
     made = entry[0]
     plan = replace(made.plan, placement=arrangement.devices[: made.plan.world_size])
     design = replace(made, cluster=cluster, plan=plan)
-    try:
-        found = cost.predict(design)
-    except ConfigError:
-        return None
-    return design, found
+    return design, cost.predict(design)

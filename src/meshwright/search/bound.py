@@ -15,7 +15,7 @@ from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import AMOUNTS, FULL, BlockBytes
 from meshwright.cost.evaluate import effective
 from meshwright.cost.layouts import LayoutArrays, count
-from meshwright.cost.memory import memory
+from meshwright.cost.memory import memory, what_memory_reads
 from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import host_bytes, least_state
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
@@ -281,7 +281,8 @@ class Bounds:
             slices=table.slices.astype(np.float64),
         )
         found = []
-        for group in self._cluster.groups:
+        unlike = {what_memory_reads(group): group for group in self._cluster.groups}
+        for group in unlike.values():
             peak = memory(
                 table,
                 _as_blocks(blocks, at, table),

@@ -70,8 +70,8 @@ class Choices:
         self.count = len(order)
         self._among: dict[tuple[str, tuple[int, ...], int], Mask] = {}
         self.frames = space.frames
-        self._layout = np.full((len(PRECISIONS), len(order)), -1, dtype=np.int64)
-        self._precisions = np.unique(space.frames["precision"]).tolist()
+        self._layout: dict[int, Ids] = {}
+        self._balanced = space.lies.of * len(PRECISIONS) + space.frames["precision"]
 
     def of(self, frames: Ids) -> Picked:
         """What the first step may pick in `frames`."""
@@ -108,16 +108,25 @@ class Choices:
         names = (name for name in self._columns if name not in ("key", "pipeline"))
         columns: dict[str, npt.ArrayLike] = {name: self._columns[name][rows] for name in names}
         columns |= {name: values[picked.frames] for name, values in self._space.frames.items() if name != "data"}
-        precision = self._space.frames["precision"][picked.frames]
-        for kind in self._precisions:
-            mine = rows if len(self._precisions) == 1 else rows[precision == kind]
-            missing = np.unique(mine[self._layout[kind, mine] < 0])
+        columns["layout"] = self._layouts(rows, picked.frames)
+        return PlanTable.build(columns, layouts=tuple(self._space.made), syncs=self._space.syncs)
+
+    def _layouts(self, rows: Ids, frames: Ids) -> Ids:
+        """The layout of every choice of `rows` in the frame beside it."""
+        balanced = self._balanced[frames]
+        found = np.zeros(len(rows), dtype=np.int64)
+        for code in np.flatnonzero(np.bincount(balanced)).tolist():
+            if code not in self._layout:
+                self._layout[code] = np.full(self.count, -1, dtype=np.int64)
+            known, those = self._layout[code], balanced == code
+            mine = rows[those]
+            missing = np.unique(mine[known[mine] < 0])
             if len(missing):
                 alike = {name: values[missing] for name, values in self._columns.items()}
-                alike["precision"] = np.full(len(missing), kind)
-                self._layout[kind, missing] = self._space.layouts_of(alike)
-        columns["layout"] = self._layout[precision, rows]
-        return PlanTable.build(columns, layouts=tuple(self._space.made), syncs=self._space.syncs)
+                place, alike["precision"] = code // len(PRECISIONS), np.full(len(missing), code % len(PRECISIONS))
+                known[missing] = self._space.layouts_of(alike, lies=np.full(len(missing), place))
+            found[those] = known[mine]
+        return found
 
 
 def _by_key(values: Ids, key: Ids, count: int) -> Ids:

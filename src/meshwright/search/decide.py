@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.search.advice import advise, advise_apart, advise_filled, advise_masks, advise_stack, advise_wider
+from meshwright.search.advice import advise, advise_filled, advise_masks, advise_stack, advise_wider
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import Candidate, Decision, candidate, ordered_by
@@ -21,6 +21,7 @@ from meshwright.search.low_rank import advise_low_rank, foresee_low_rank
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.orders import WORTH, reorder
 from meshwright.search.pareto import pareto
+from meshwright.search.parts import advise_parts
 from meshwright.search.product import Rejection
 from meshwright.search.quorum import Called, advise_quorum, with_quorum
 from meshwright.search.refine import Entry, distinct, entry_order, entry_value, priced, refine
@@ -31,7 +32,6 @@ from meshwright.search.stages import balanced_stages
 from meshwright.search.tailor import tailor
 from meshwright.search.trainer import Trainer
 from meshwright.search.wanted import Wanted
-from meshwright.search.worth import TRIED
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec, Objective, Switch
@@ -128,9 +128,12 @@ def best(
 def _advice(refined: Sequence[Entry], *, trainer: Trainer | None) -> tuple[str, ...]:
     """What the job does not ask for, and would change its best plan or what that takes."""
     chosen, report = refined[0]
+    meeting = advise(chosen, report)
+    parts = () if trainer else advise_parts(chosen, report, best=_searched, learners=not meeting)
     return (
+        *parts,
         *advise_stack(chosen.job, trainer),
-        *(advise(chosen, report) or _apart(chosen, report, trainer=trainer)),
+        *meeting,
         *advise_masks(refined),
         *advise_wider(chosen, report),
         *advise_filled(chosen, report),
@@ -140,18 +143,12 @@ def _advice(refined: Sequence[Entry], *, trainer: Trainer | None) -> tuple[str, 
     )
 
 
-def _apart(chosen: Design, report: Report, *, trainer: Trainer | None) -> tuple[str, ...]:
-    """What learners would save between sites, where the job allows none and is to take as little time as it can."""
-    cluster, job = chosen.cluster, chosen.job
-    asked = not chosen.plan.gradients.kind.has_learners and not any(kind.has_learners for kind in job.synchronize.kinds)
-    if trainer is not None or len(cluster.sites) < 2 or job.objective is not Objective.TIME or not asked:
-        return ()
-    allowing = replace(job, synchronize=replace(job.synchronize, kinds=(*job.synchronize.kinds, *TRIED)))
+def _searched(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Entry | None:
     try:
-        other = best(chosen.model, cluster, allowing)
+        found = best(model, cluster, job, explained=False)
     except (ConfigError, NoPlanFits):
-        return ()
-    return advise_apart(report, (other.design, other.report), len(cluster.sites))
+        return None
+    return found.design, found.report
 
 
 def _left_out(refined: Sequence[Entry], job: JobSpec, trainer: Trainer | None) -> list[Skipped]:
@@ -175,8 +172,7 @@ class _Arranged:
 
     def placed(self, entries: Sequence[Entry], cluster: ClusterSpec) -> list[Entry]:
         """`entries` on the devices of `cluster` as it is listed."""
-        found = (placed(entry, self.arrangement, cluster) for entry in entries)
-        return [entry for entry in found if entry is not None]
+        return [placed(entry, self.arrangement, cluster) for entry in entries]
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
@@ -362,9 +358,9 @@ def legal_space(
 
 
 def _boundaries(balanced: Boundaries, model: ModelSpec, trainer: Trainer | None) -> Boundaries:
-    def dealt(pipeline: int, ranks: Sequence[int]) -> Sequence[int]:
+    def dealt(pipeline: int, ranks: Sequence[int], devices: int) -> Sequence[int]:
         own = trainer.stages(model, pipeline) if trainer is not None and len(ranks) == pipeline else None
-        return balanced(pipeline, ranks) if own is None else (*own, len(model.blocks))
+        return balanced(pipeline, ranks, devices) if own is None else (*own, len(model.blocks))
 
     return dealt
 

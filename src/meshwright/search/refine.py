@@ -130,7 +130,7 @@ def _rebalanced(one: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: 
         microbatch=plan.microbatch,
     )
     ranks = tuple(stage.rank for stage in plan.stages)
-    layout = Layout(bounds=tuple(boundaries(plan.pipeline, ranks)), ranks=ranks)
+    layout = Layout(bounds=tuple(boundaries(plan.pipeline, ranks, plan.world_size)), ranks=ranks)
     if layout == one.layouts[int(one.layout[0])]:
         return None
     return replace(one, layout=np.zeros_like(one.layout), layouts=(layout,))

@@ -108,7 +108,7 @@ def _laid(design: Design, skipped: int) -> Iterator[Plan]:
             microbatch=plan.microbatch,
             weights=(1.0, *(weight,) * inner, 1.0),
         )
-        bounds = tuple(boundaries(plan.pipeline, range(plan.pipeline)))
+        bounds = tuple(boundaries(plan.pipeline, range(plan.pipeline), plan.world_size))
         left_out = (bounds[-2] - bounds[1]) * skipped / inner / max(len(design.model.layers), 1)
         if bounds in told or left_out > job.skip.share + ROUNDED:
             continue

@@ -20,6 +20,7 @@ from meshwright.schedule import stage_rank
 from meshwright.search.constraints import Limits, limits
 from meshwright.search.context_rules import mixtures
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job
+from meshwright.search.lies import Lies, lies
 from meshwright.search.meetings import COMPRESSED, EVERY_STEP, Key, choose_meetings, shards_of_grid
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
@@ -33,7 +34,7 @@ from meshwright.spec.model import ModelSpec, Recurrence
 from meshwright.spec.plan import Offload, Sharding
 from meshwright.spec.synchronize import MEETINGS
 
-Boundaries = Callable[[int, Sequence[int]], Sequence[int]]
+Boundaries = Callable[[int, Sequence[int], int], Sequence[int]]
 Ids = npt.NDArray[np.int64]
 UNSHARDED = SHARDINGS.index(Sharding.NONE)
 RING, GATHER = (EXCHANGES.index(kind) for kind in (ExchangeKind.RING, ExchangeKind.GATHER))
@@ -85,16 +86,17 @@ class Space:
     `frames` are columns of tensor, context, expert, pipeline and data parallel sizes and of the precision; `inner[key]`
     what each frame of that key (pipeline, data, whether there is a context axis) may choose; where learners may meet,
     keys tell grids of experts apart that a learner does not hold either. `boundaries` are of stages by precision,
-    `syncs` the ways in which replicas may meet.
+    `lies` the machines under the pipeline ranks of frames, `syncs` the ways in which replicas may meet.
     """
 
     frames: Columns
     keys: Ids
     inner: Mapping[int, Inner]
     boundaries: Mapping[int, Boundaries]
+    lies: Lies
     rejected: tuple[Rejection, ...]
     syncs: tuple[Meeting, ...] = USUAL_MEETINGS
-    layouts: dict[tuple[int, int, int, int], int] = field(default_factory=dict)
+    layouts: dict[tuple[int, ...], int] = field(default_factory=dict)
     made: list[Layout] = field(default_factory=list)
 
     @cached_property
@@ -122,7 +124,7 @@ class Space:
         chosen = [self.inner[int(key)].crossed() for key in self.keys[frames]]
         for name in chosen[0]:
             columns[name] = np.concatenate([entry[name] for entry in chosen])
-        columns["layout"] = self.layouts_of(columns)
+        columns["layout"] = self.layouts_of(columns, lies=np.repeat(self.lies.of[frames], counts))
         return PlanTable.build(columns, layouts=tuple(self.made), syncs=self.syncs)
 
     @cached_property
@@ -150,31 +152,35 @@ class Space:
         """The frame of every row of `rows_of(frames)`."""
         return np.repeat(frames, self.sizes[frames])
 
-    def layouts_of(self, columns: Mapping[str, npt.ArrayLike]) -> Ids:
-        """The layout of every row; rows alike in precision, pipeline, chunks and placement share one."""
+    def layouts_of(self, columns: Mapping[str, npt.ArrayLike], *, lies: Ids) -> Ids:
+        """The layout of every row, the machines under which are numbered in `lies`; rows alike in these and in
+        precision, pipeline, chunks and placement share one."""
         names = ("pipeline", "chunks", "schedule", "precision")
         pipeline, chunks, kind, precision = (np.asarray(columns[name]) for name in names)
         codes = ((pipeline * _BASE + chunks) * len(SCHEDULES) + kind) * len(PRECISIONS) + precision
-        codes, index = np.unique(codes, return_inverse=True)
+        alike, index = np.unique(codes, return_inverse=True)
+        most = int(lies.max(initial=0)) + 1
+        pairs, index = np.unique(index.reshape(-1) * most + lies, return_inverse=True)
         found = []
-        for code in codes:
-            rest, number = divmod(int(code), len(PRECISIONS))
+        for place, among in zip((pairs % most).tolist(), (pairs // most).tolist(), strict=True):
+            rest, number = divmod(int(alike[among]), len(PRECISIONS))
             rest, schedule = divmod(rest, len(SCHEDULES))
             ranks, stages = divmod(rest, _BASE)
-            found.append(self._layout(ranks, stages, schedule, number))
-        return np.array(found, dtype=np.int64)[index.reshape(-1)]
+            found.append(self._layout(ranks, stages, schedule, number, place))
+        return np.asarray(np.array(found, dtype=np.int64)[index.reshape(-1)], dtype=np.int64)
 
-    def _layout(self, pipeline: int, chunks: int, schedule: int, precision: int) -> int:
+    def _layout(self, pipeline: int, chunks: int, schedule: int, precision: int, lies: int) -> int:
         """The index of a layout, which is made where it is asked for first."""
-        asked = (pipeline, chunks, schedule, precision)
+        asked = (pipeline, chunks, schedule, precision, lies)
         if asked not in self.layouts:
             kind, stages = SCHEDULES[schedule], range(pipeline * chunks)
             ranks = tuple(stage_rank(kind, stage, pipeline=pipeline, chunks=chunks) for stage in stages)
             plain = ranks == tuple(stage % pipeline for stage in stages)
-            key = (pipeline, chunks, -1 if plain else schedule, precision)
+            key = (pipeline, chunks, -1 if plain else schedule, precision, lies)
             if key not in self.layouts:
                 self.layouts[key] = len(self.made)
-                self.made.append(Layout(bounds=tuple(self.boundaries[precision](pipeline, ranks)), ranks=ranks))
+                bounds = self.boundaries[precision](pipeline, ranks, self.lies.devices[pipeline, lies])
+                self.made.append(Layout(bounds=tuple(bounds), ranks=ranks))
             self.layouts[asked] = self.layouts[key]
         return self.layouts[asked]
 
@@ -187,12 +193,13 @@ def enumerate_plans(
     boundaries: Boundaries | Mapping[Precision, Boundaries],
     trainable: bool = False,
 ) -> Space:
-    """Every plan that the rules of scope `plan` allow, one layout of stages for each (pipeline, chunks, precision).
+    """Every plan that the rules of scope `plan` allow, one layout of stages for all that divide them alike.
 
-    `boundaries(pipeline, ranks)` gives the boundaries of the stages that ranks hold, or one such is given a precision;
-    `trainable` leaves out what this runtime cannot train. Plans that differ in name alone are listed once: one pipeline
-    rank runs 1f1b; chunk counts whose largest stage is equal are one, the smallest; a context axis of one exchanges
-    nothing. Raises ConfigError when the job itself is wrong. A space without plans is a possible answer.
+    `boundaries(pipeline, ranks, devices)` gives the boundaries of the stages that ranks hold on the first so many
+    devices, or one such is given a precision; `trainable` leaves out what this runtime cannot train. Plans that differ
+    in name alone are listed once: one pipeline rank runs 1f1b; chunk counts whose largest stage is equal are one, the
+    smallest; a context axis of one exchanges nothing. Raises ConfigError when the job itself is wrong. A space without
+    plans is a possible answer.
     """
     asked = limits(job.constraints)
     if trainable:
@@ -235,6 +242,7 @@ def enumerate_plans(
             PRECISIONS.index(kind): boundaries[kind] if isinstance(boundaries, Mapping) else boundaries
             for kind in precisions
         },
+        lies=lies(cluster, pipeline=product["pipeline"], world=_world(product)),
         rejected=tuple(sorted(refused.values(), key=lambda rejection: -rejection.count)),
         syncs=meetings_of(job),
     )
@@ -310,7 +318,11 @@ def _pipeline_and_data(product: Product, model: ModelSpec, cluster: ClusterSpec,
     else:
         product.join(["data"], inner, lambda size: [[data] for data in divisors(sequences) if data * size <= devices])
     product.constrain("data", product["data"])
-    product.constrain("devices", product["tensor"] * product["context"] * product["pipeline"] * product["data"])
+    product.constrain("devices", _world(product))
+
+
+def _world(product: Product) -> Ids:
+    return product["tensor"] * product["context"] * product["pipeline"] * product["data"]
 
 
 def _experts(product: Product, model: ModelSpec) -> None:

@@ -31,7 +31,7 @@ class Settings(TypedDict):
     microbatch: int
 
 
-BalancedStages = Callable[[int, Sequence[int]], Sequence[int]]
+BalancedStages = Callable[[int, Sequence[int], int], Sequence[int]]
 
 
 def block_seconds(
@@ -82,12 +82,13 @@ def balanced_stages(
     microbatch: int = 1,
     weights: Sequence[float] = (),
 ) -> BalancedStages:
-    """A function (pipeline, rank of every stage) -> boundaries of stages, the slowest stage as fast as it can be.
+    """A function (pipeline, rank of every stage, devices in use) -> boundaries of stages, the slowest stage as fast as
+    it can be.
 
     A stage is as fast as the slowest device of the pipeline rank that holds it: pipeline ranks are equal runs of
-    devices in the cluster's order, so that on uneven clusters slower machines hold fewer blocks, at both ends of a
-    V shape that they begin. `weights` are how often as much as others each stage's layers count, once where it is not
-    said.
+    the devices in use, the first of the cluster, so that on uneven clusters slower machines hold fewer blocks, at both
+    ends of a V shape that they begin. `weights` are how often as much as others each stage's layers count, once where
+    it is not said.
     """
     first = cluster.groups[0].device
     settings: Settings = {
@@ -103,8 +104,8 @@ def balanced_stages(
         for group in cluster.groups
     ]
 
-    def boundaries(pipeline: int, ranks: Sequence[int]) -> Sequence[int]:
-        each = rank_speeds(cluster, speeds, pipeline=pipeline)
+    def boundaries(pipeline: int, ranks: Sequence[int], devices: int) -> Sequence[int]:
+        each = rank_speeds(cluster, speeds, pipeline=pipeline, devices=devices)
         speeds_of_stages = tuple(each[rank] for rank in ranks)
         if weights:
             speeds_of_stages = tuple(speed / weight for speed, weight in zip(speeds_of_stages, weights, strict=True))
@@ -113,11 +114,11 @@ def balanced_stages(
     return boundaries
 
 
-def rank_speeds(cluster: ClusterSpec, speeds: Sequence[float], *, pipeline: int) -> tuple[float, ...]:
-    """The speed of the slowest device of every pipeline rank, `speeds` being those of the cluster's groups."""
+def rank_speeds(cluster: ClusterSpec, speeds: Sequence[float], *, pipeline: int, devices: int) -> tuple[float, ...]:
+    """The speed of the slowest device of every pipeline rank of a plan on the first `devices` of the cluster, `speeds`
+    being those of the cluster's groups; ones where all are equally fast."""
     if len(set(speeds)) == 1:
         return (1.0,) * pipeline
-    devices = cluster.num_devices
     ends = tuple(accumulate(group.num_devices for group in cluster.groups))
     starts = (0, *ends)
     found = []
@@ -125,4 +126,4 @@ def rank_speeds(cluster: ClusterSpec, speeds: Sequence[float], *, pipeline: int)
         low, high = rank * devices / pipeline, (rank + 1) * devices / pipeline
         held = (speed for speed, start, end in zip(speeds, starts, ends, strict=False) if start < high and end > low)
         found.append(min(held))
-    return tuple(found)
+    return tuple(found) if len(set(found)) > 1 else (1.0,) * pipeline
