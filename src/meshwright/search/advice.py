@@ -3,7 +3,7 @@ make its plan faster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.catalog import with_vocab
@@ -106,15 +106,21 @@ def _chances(report: Report, other: Report) -> str:
     return f", and fit with {format_percent(theirs)}, not {format_percent(ours)}"
 
 
-def advise_stack(job: JobSpec, trainer: Trainer | None) -> tuple[str, ...]:
-    """One line where a plan for another trainer is priced as this runtime runs it."""
-    if trainer is None or job.software != Automatic.AUTO or job.software == trainer.stack:
-        return ()
-    masks = ", and data.document_mask=false where it masks none" if job.data.document_mask else ""
-    return (
-        f"seconds and memory are of this runtime, not of {trainer.name}: --set software={trainer.stack} prices its "
-        f"kernels and what it overlaps{masks}; another plan may be best then",
-    )
+def advise_trainer(asked: JobSpec, trainer: Trainer | None) -> Iterator[str]:
+    """Where a plan is for another trainer: that it is chosen without the document mask that is `asked`, and priced as
+    this runtime runs it."""
+    if trainer is None:
+        return
+    if asked.data.document_mask and not trainer.trained(asked).data.document_mask:
+        yield (
+            f"documents that share a sequence see each other in {trainer.name} as it is exported to: this design has "
+            "data.document_mask = false"
+        )
+    if asked.software == Automatic.AUTO and asked.software != trainer.stack:
+        yield (
+            f"seconds and memory are of this runtime, not of {trainer.name}: --set software={trainer.stack} prices its "
+            "kernels and what it overlaps; another plan may be best then"
+        )
 
 
 def advise_wider(design: Design, report: Report) -> tuple[str, ...]:
