@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.search.advice import advise, advise_apart, advise_filled, advise_masks, advise_trainer, advise_wider
+from meshwright.search.advice import advise, advise_apart, advise_masks, advise_otherwise, advise_trainer
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import Candidate, Decision, candidate, ordered_by
@@ -132,8 +132,7 @@ def _advice(refined: Sequence[Entry], asked: JobSpec, *, trainer: Trainer | None
         *advise_trainer(asked, trainer),
         *(advise(chosen, report) or _apart(chosen, report, trainer=trainer)),
         *advise_masks(refined),
-        *advise_wider(chosen, report),
-        *advise_filled(chosen, report),
+        *advise_otherwise(chosen, report),
         *advise_quorum(chosen, report),
         *foresee_low_rank(chosen),
         *advise_low_rank(chosen, report),
