@@ -13,7 +13,6 @@ from meshwright.schedule import problems as schedule_problems
 from meshwright.schedule.build import LOOPS, V_SHAPES
 from meshwright.schedule.table import Table
 from meshwright.search import RULES, Rule, Scope, check
-from meshwright.search.context_rules import CONTEXT_RULES
 from meshwright.search.degree_rules import batch_is_asked, least_microbatches, namesake, sharding_has_ranks
 from meshwright.search.extent_rules import extents_divide
 from meshwright.search.job_rules import check_job
@@ -21,7 +20,6 @@ from meshwright.search.rules import choices, divisors
 from meshwright.search.runtime_rules import gradients_reduced, products_whole
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.exchange import Exchange
 from meshwright.spec.model import Layer
 from meshwright.spec.plan import (
     Design,
@@ -103,25 +101,6 @@ def test_all_violations_come_at_once() -> None:
     design = D(of=samples.model(layer=samples.dense_layer(heads=6, kv_heads=3, hidden=191)), precision=Precision.FP8)
     text = " ".join(map(str, check(design)))
     assert all(name in text for name in ("tensor-shares-kv-heads", "tensor-divides-hidden", "precision-known"))
-
-
-@pytest.mark.parametrize(
-    ("context", "inner", "fix"),
-    [
-        (4, 1, "choose 4"),
-        (16, 1, "choose 1, 2, 4 or 8, and a context axis of as many"),
-        (16, 16, "choose 1, 2, 4 or 8, and a context axis of as many, which a recurrence needs"),
-    ],
-)
-def test_what_is_chosen_for_a_recurrence_over_context_ranks_is_refused_by_no_other_rule(
-    context: int, inner: int, fix: str
-) -> None:
-    """Of eight heads."""
-    made = D(
-        of=samples.model(layer=samples.recurrent_layer()), context=context, tensor=1, exchange=Exchange(inner=inner)
-    )
-    found = [problem for rule in CONTEXT_RULES if (problem := rule.check(made)) and "exchange" in problem.where]
-    assert [problem.fix for problem in found] == [fix]
 
 
 def test_rounded_products_are_of_heads_that_one_rank_holds() -> None:

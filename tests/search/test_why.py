@@ -89,7 +89,6 @@ def test_a_line_that_another_makes_up_for_is_told_beside_it() -> None:
         return explain.compared(found.design, report, found.design, other, head="this")
 
     assert set(names) <= {line.name for line in report.step.lines}
-    assert re.search(
-        r": backward .* of this step, against forward .* % to .* %$", longer({"backward": 0.2, "forward": -0.15})
-    )
+    told = longer({"backward": 0.2, "forward": -0.15})
+    assert re.search(r": backward .* of this step, against forward .* % to .* % of it$", told)
     assert "against" not in longer({"backward": 0.2, "forward": -0.05})

@@ -257,18 +257,18 @@ def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
     worst = max(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
     other_way = min(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
     of = "this step" if share == 1.0 else "the device-seconds of this step"
-    told = f"{_from_to(worst, report, share=share)} of {of}"
+    told = _from_to(worst, report, of, share=share)
     if abs(grown[other_way.name]) < 0.5 * abs(grown[worst.name]) or grown[other_way.name] * grown[worst.name] >= 0.0:
         return told
-    return f"{told}, against {_from_to(other_way, report, share=share)}"
+    return f"{told}, against {_from_to(other_way, report, 'it', share=share)}"
 
 
-def _from_to(gap: Gap, report: Report, *, share: float) -> str:
-    """`backward 8.4 % to 12.1 %` of the step of `report`."""
+def _from_to(gap: Gap, report: Report, of: str, *, share: float) -> str:
+    """`backward 8.4 % to 12.1 % of this step`, which is that of `report`."""
     before, after = gap.predicted / report.step_seconds, share * gap.measured / report.step_seconds
     if max(before, after) > MANIFOLD:
-        return f"{gap.name} {before:.2f} to {format_times(after)}"
-    return f"{gap.name} {format_percent(before)} to {format_percent(after)}"
+        return f"{gap.name} {before:.2f} to {format_times(after)} {of}"
+    return f"{gap.name} {format_percent(before)} to {format_percent(after)} of {of}"
 
 
 def changes(chosen: Design, made: Design, *, but: str = "") -> str:
