@@ -46,6 +46,12 @@ def test_every_number_of_a_device_has_a_source(name: str) -> None:
     assert name in nodes()
 
 
+def test_what_is_known_by_analogy_is_so_with_one_device() -> None:
+    for name in ("GB200", "GB300", "B300", "H200", "H20"):
+        sources = catalog.load_cluster(f"8x{name}").groups[0].device.sources.values()
+        assert not [source for source in sources if source.count("by analogy with") > 1 and ": by analogy" in source]
+
+
 def test_every_number_of_a_link_has_a_source() -> None:
     for entry in catalog.clusters():
         cluster = catalog.load_cluster(entry.name)

@@ -194,6 +194,64 @@ def test_a_bad_short_form_is_told_with_its_line(tmp_path: Path, text: str, expec
     assert expected in str(caught.value)
 
 
+HUGGING_FACE = """kind = "llama"
+num_hidden_layers = 2
+hidden_size = 64
+num_attention_heads = 4
+num_key_value_heads = 2
+intermediate_size = 96
+vocab_size = 101
+rms_norm_eps = 1e-6
+rope_theta = 5e5
+max_position_embeddings = 128
+tie_word_embeddings = true
+"""
+MEGATRON = """kind = "gpt"
+num-layers = 2
+hidden_size = 64
+num_attention_heads = 4
+num_query_groups = 2
+ffn_hidden_size = 96
+kv_channels = 16
+seq_length = 128
+add_bias_linear = true
+rotary_percent = 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (HUGGING_FACE, "layers width heads kv_heads hidden vocab eps theta max_positions tied"),
+        (MEGATRON, "layers width heads kv_heads hidden head_dim positions bias rotary_fraction"),
+        ('kind = "llama"\nlayers = 2\nwidth = 64\nheads = 4\nvocab = 101\nffn = 96\n', "hidden"),
+    ],
+)
+def test_words_of_other_trainers_are_answered_with_the_key(tmp_path: Path, text: str, keys: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        catalog.load_model(file)
+    told = [problem.fix.partition(",")[0] for problem in caught.value.problems]
+    assert told == [f"did you mean {key!r}" for key in keys.split()]
+
+
+def test_a_short_form_tells_what_is_missing_and_what_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('kind = "llama"\nlayers = 2\nnum_layers = 2\nheads = 4\nhidden = 64\nnum_experts = 8\nscaling = 4')
+    with pytest.raises(ConfigError) as caught:
+        catalog.load_model(file)
+    assert [str(problem).removeprefix(f"{file}:") for problem in caught.value.problems] == [
+        "3 num_layers: unknown key; leave it out: 'layers' is the number of layers",
+        "6 num_experts: unknown key; experts are in a Hugging Face config.json, or in a file in full: "
+        "docs/model_file.md",
+        "7 scaling: expected a table, got 4; give its keys, such as scaling.kind, scaling.factor, "
+        "scaling.low_frequency, scaling.high_frequency",
+        "1: 'width' is missing; give the hidden size, elsewhere hidden_size",
+        "1: 'vocab' is missing; give the number of tokens in the vocabulary, elsewhere vocab_size",
+    ]
+
+
 def test_a_missing_file_brings_near_names(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"no such file; did you mean 'config\.json'"):

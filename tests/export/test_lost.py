@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from meshwright.catalog import with_vocab
 from meshwright.export import NotExpressible, Peer, Verdict, export
 from meshwright.spec.job import CheckpointSpec, EvaluationSpec, Interval, Switch
 from meshwright.spec.model import Attention, RotaryScaling
@@ -93,3 +94,28 @@ def test_frequencies_that_megatron_stretches_otherwise_are_refused() -> None:
     odd = replace(layer, mixer=replace(layer.mixer, rotary=replace(layer.mixer.rotary, scaling=scaling)))
     with pytest.raises(NotExpressible, match="cannot say rotary frequencies stretched as llama3 by 8, 1 to 4 of 4096"):
         export(replace(entry, model=replace(entry.model, layers=(odd,) * len(entry.model.layers))), to=MEGATRON)
+
+
+def test_a_model_of_a_flavors_sizes_has_it_whatever_it_is_called() -> None:
+    entry = design(sharding=ZERO2)
+    ours = replace(entry, model=replace(entry.model, name="ours"), plan=replace(entry.plan, model="ours"))
+    assert export(ours, to=TITAN).text == export(entry, to=TITAN).text
+
+
+def test_a_model_of_other_sizes_has_no_flavor_whatever_it_is_called_and_the_nearest_is_told() -> None:
+    entry = design(sharding=ZERO2)
+    padded = with_vocab(entry.model, vocab=128512)
+    words = "the nearest, llama3 8B, has vocab 128256 and not 128512"
+    with pytest.raises(NotExpressible, match=f"cannot say the model llama-3.1-8b .*; {words}$"):
+        export(replace(entry, model=padded), to=TITAN)
+    with pytest.raises(NotExpressible, match=r"it has no flavor of these sizes.*; it has llama3 8B, llama3 70B"):
+        export(design("mixtral-8x7b", sharding=ZERO2), to=TITAN)
+
+
+def test_what_the_sizes_of_a_flavor_do_not_say_is_refused() -> None:
+    entry = design(sharding=ZERO2)
+    layer = entry.model.layers[0]
+    assert isinstance(layer.mixer, Attention)
+    odd = replace(layer, mixer=replace(layer.mixer, window=1024))
+    with pytest.raises(NotExpressible, match="torchtitan cannot say attention windows"):
+        export(replace(entry, model=replace(entry.model, layers=(odd,) * len(entry.model.layers))), to=TITAN)

@@ -187,5 +187,21 @@ def test_a_plan_for_a_trainer_says_whose_seconds_it_tells(capsys: pytest.Capture
     assert "of this runtime, not of" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("peer", Peer)
+def test_a_plan_for_a_trainer_is_chosen_without_the_document_mask_that_it_lacks(peer: Peer) -> None:
+    job = catalog.load_job(None, sets=["batch_tokens=256Ki", "sequence_length=8192"])
+    assert job.data.document_mask
+    decision = meshwright.design("llama-3.1-8b", "16xA100-40GB", job, top=1, trainer=peer.value)
+    unmasked = replace(job, data=replace(job.data, document_mask=False))
+    assert decision.design.job.data == unmasked.data
+    plain = meshwright.design("llama-3.1-8b", "16xA100-40GB", unmasked, top=1, trainer=peer.value)
+    assert decision.design.plan == plain.design.plan
+    assert decision.report.step_seconds == plain.report.step_seconds
+    assert "document mask" not in [line.name for line in export(decision.design, to=peer).lines]
+    told = f"documents that share a sequence see each other in {peer.value} as it is exported to: this design has "
+    assert [line for line in decision.why if line.startswith(told)]
+    assert not [line for line in plain.why if line.startswith(told)]
+
+
 def test_every_trainer_has_a_stack_that_is_known() -> None:
     assert {holder(peer.value).stack for peer in Peer} <= set(SOFTWARE)

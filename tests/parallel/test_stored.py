@@ -127,7 +127,7 @@ def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[str], str]:
     ("harm", "told"),
     [
         (lambda text: text[:-9], "the index cannot be read"),
-        (lambda _: "[1]", "expected a table of Index"),
+        (lambda _: "[1]", "expected a table, got"),
         (spoil(lambda entry: entry.update(dtype="load")), "torch has no type 'load'"),
         (spoil(lambda entry: entry["parts"][0].update(file="../rank-0.tensors")), "of '../rank-0.tensors'"),
         (spoil(lambda entry: entry["parts"][0].update(file="rank\0")), r"of 'rank\\x00'"),

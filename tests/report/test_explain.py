@@ -110,7 +110,9 @@ def test_memory_says_whether_reserved_bytes_are_in_it(run_dir: Path) -> None:
     assert predicted is not None
     fullest = max(predicted.memory, key=lambda stage: stage.total)
     reserved = fullest.parts[MemoryPart.RESERVED]
-    (sentence,) = (line for line in found.sentences if "Memory below" in line)
-    assert f"without the {format_bytes(reserved)} that the context and libraries reserve" in sentence
-    assert f"With them the predicted peak is {format_bytes(fullest.allocated + reserved)}" in sentence
+    (sentence,) = (line for line in found.sentences if line.startswith("The predicted peak is "))
+    assert sentence.startswith(f"The predicted peak is {format_bytes(fullest.total)} of ")
+    allocated = f"{format_bytes(fullest.allocated)} that the run allocates"
+    beside = f"{format_bytes(reserved)} that the context and libraries reserve on a device."
+    assert sentence.endswith(f": {allocated} and {beside}")
     assert any(line.startswith("memory allocated, pipeline rank ") for line in found.lines())

@@ -47,7 +47,7 @@ def decision() -> Decision:
         ("schema", 99, "schema: schema 99 is newer"),
         ("front.0.peak_bytes", float("inf"), "front[0].peak_bytes: expected a number, got inf"),
         ("report.model_flops", float("nan"), "report.model_flops: expected a number, got nan"),
-        ("report", [], "report: expected a table of Report, got []"),
+        ("report", [], "report: expected a table, got []"),
         ("settled", 3, "settled: expected true or false, got 3"),
         ("priced", -1, "priced: -1 is below 0"),
         ("unheard", 1, "unheard: unknown key"),

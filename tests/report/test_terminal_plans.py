@@ -48,10 +48,10 @@ def test_precisions_are_told_where_they_differ() -> None:
 
 def test_axes_are_told_in_another_order_than_the_usual_one() -> None:
     turned = replace(DESIGN.plan, axes=tuple(reversed(DESIGN.plan.axes)))
-    assert "outwards" not in layout_words(DESIGN.plan)
+    assert "inwards" not in layout_words(DESIGN.plan)
     words = layout_words(turned)
-    assert words.endswith(" outwards")
-    assert words.index("pipeline") < words.index("shard")
+    assert words.endswith(" inwards")
+    assert words == "shard 2 x pipeline 2, from the outermost axis inwards"
 
 
 def test_settings_name_the_devices_of_ranks_that_are_placed() -> None:

@@ -7,7 +7,9 @@ import pytest
 from meshwright import catalog
 from meshwright.search import design
 from meshwright.spec.cluster import Precision
-from meshwright.spec.units import format_percent, format_seconds
+from meshwright.spec.job import Constraints
+from meshwright.spec.report import LineName
+from meshwright.spec.units import format_percent, format_seconds, format_tokens
 from tests.search import search_samples as samples
 
 
@@ -52,6 +54,35 @@ def test_what_masks_of_documents_cost_is_spoken_of_where_all_scores_are_worked_o
     assert whole.report.step_seconds < 0.98 * found.report.step_seconds
     assert "less time" in line
     assert not any("data.document_mask" in line for line in whole.why)
+
+
+def test_a_batch_of_fewer_sequences_than_devices_is_spoken_of_where_pipeline_ranks_idle():
+    """And no longer where the batch has a sequence for each."""
+    model, cluster = samples.model(), samples.cluster(samples.nodes(devices_per_node=4))
+    fixed = Constraints(fix={"pipeline": 4, "context": 1, "tensor": 1})
+    few = replace(samples.job(sequences=1), constraints=fixed)
+    found = design(model, cluster, few, top=1)
+    (line,) = [line for line in found.why if line.startswith("pipeline ranks idle ")]
+    assert f"idle {format_percent(found.report.share(LineName.BUBBLE))} of the step: 1 sequence a step for 4" in line
+    assert f"(--set batch_tokens={format_tokens(2 * few.batch_tokens)})" in line
+    assert "twice the batch would train " in line
+    assert "--set constraints.devices=any" in line
+    many = design(model, cluster, replace(samples.job(sequences=32), constraints=fixed), top=1)
+    assert not [line for line in many.why if line.startswith("pipeline ranks idle ")]
+
+
+def test_what_whole_sequences_would_take_without_a_mask_is_told_where_context_ranks_are_best():
+    """Two nodes whose devices meet over a slow network."""
+    model, cluster = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("16xA100-40GB-PCIe")
+    slow = replace(cluster.groups[0].nic, bandwidth=3.125e9, latency_seconds=2e-5, fits=())
+    cluster = replace(cluster, groups=(replace(cluster.groups[0], nic=slow),))
+    job = catalog.load_job(None, sets=["sequence_length=8192", "batch_tokens=1Mi"])
+    found = design(model, cluster, job, top=1)
+    assert found.design.plan.context == 2
+    (line,) = [line for line in found.why if line.startswith("context 1 instead of 2 would take ")]
+    whole = design(model, cluster, replace(job, data=replace(job.data, document_mask=False)), top=1)
+    assert whole.design.plan.context == 1
+    assert f"; with data.document_mask = false it would take {format_seconds(whole.report.step_seconds)} a step" in line
 
 
 def test_learners_that_are_advised_are_those_that_lose_least_for_what_they_save():

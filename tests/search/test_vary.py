@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from meshwright import catalog, cost, search
+from meshwright.report import terminal_why
 from meshwright.search import Question, headroom, sensitivity, sweep, vary
 from meshwright.search.constraints import columns_of
 from meshwright.search.fields import ALIASES, find_field, with_field
@@ -140,7 +143,7 @@ def test_every_point_of_a_sweep_is_the_best_plan_there() -> None:
         first = found.points[0].best
         assert first is not None
         assert point.scaling == pytest.approx(each / (first.tokens_per_second / 4))
-        assert "devices" not in point.changed
+        assert all("devices" not in move.changed for move in point.moves)
 
 
 @pytest.mark.slow
@@ -155,10 +158,11 @@ def test_a_flip_is_marked_where_the_plan_changes_and_nowhere_else() -> None:
     assert first.best is not None
     assert second.best is not None
     stay = cost.predict(replace(decide(roomy).design, plan=first.best.plan)).step_seconds
-    assert second.kept == pytest.approx(stay / second.best.step_seconds - 1.0)
+    assert [(move.path, move.before) for move in second.moves] == [("cluster.memory", f"{low:.0f}")]
+    assert second.moves[0].kept == pytest.approx(stay / second.best.step_seconds - 1.0)
     back = sweep(roomy, [f"cluster.memory={high:.0f},{low:.0f}"]).points[1]
     assert back.flips
-    assert back.kept is None, "the plan of the larger memory does not fit the smaller"
+    assert back.moves[0].kept is None, "the plan of the larger memory does not fit the smaller"
 
 
 def test_two_paths_are_crossed_and_scaling_is_within_a_value_of_the_other() -> None:
@@ -170,13 +174,31 @@ def test_two_paths_are_crossed_and_scaling_is_within_a_value_of_the_other() -> N
         ("50GB/s", "2"),
     ]
     assert [point.scaling for point in found.points if point.labels[1] == "1"] == [1.0, 1.0]
-    assert found.points[2].changed == {}, "the first of a row is compared with nothing"
+    moves = [[(move.path.rpartition(".")[2], move.before) for move in point.moves] for point in found.points]
+    assert moves == [[], [("nodes", "1")], [("bandwidth", "5GB/s")], [("bandwidth", "5GB/s"), ("nodes", "1")]]
+
+
+def test_a_flip_along_the_first_of_two_paths_is_marked() -> None:
+    """At every value of the second, which flips nothing here."""
+    paths = ["cluster.inter.bandwidth=0.05GB/s,400GB/s", "job.checkpoint.every_steps=10,20"]
+    found = sweep(question(nodes=2), paths)
+    assert [point.flips for point in found.points] == [False, False, True, True]
+    (move,) = (move for move in found.points[2].moves if move.flips)
+    assert (move.path, move.before) == ("cluster.inter.bandwidth", "0.05GB/s")
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(terminal_why.sweep(found))
+    told = console.export_text()
+    assert " - bandwidth 400GB/s, every_steps 10, from bandwidth 0.05GB/s: " in told
+    assert "ranked by" in told
+    assert (
+        "* the decision flips here. Ranked by the step that 19 of 20 stay under, over the chance that it fits." in told
+    )
 
 
 def test_a_swept_constraint_is_no_flip_and_a_value_without_a_plan_says_why() -> None:
     found = sweep(question(), ["fix.tensor=1,2,3"])
     assert [point.best is None for point in found.points] == [False, False, True]
-    assert "tensor" not in found.points[1].changed
+    assert "tensor" not in found.points[1].moves[0].changed
     assert "3 leaves no legal plan" in str(found.points[2].problems[0])
     assert "3 does not divide 8 heads, rule tensor-divides-heads" in found.points[2].problems[0].why
     assert columns_of(found.points[1].best.plan)["tensor"] == 2 if found.points[1].best else False

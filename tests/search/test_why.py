@@ -73,3 +73,22 @@ def test_a_line_that_grows_manifold_has_both_ends_in_times() -> None:
     design = search.design(MODEL, BOX, samples.job()).design
     told = explain.compared(design, report, design, longer, head="this")
     assert re.search(r"this would take 10\.0 times the time: .+ \d\.\d\d to [\d.]+ times this step", told)
+
+
+def test_a_line_that_another_makes_up_for_is_told_beside_it() -> None:
+    found = search.design(MODEL, BOX, samples.job())
+    report, names = found.report, ("backward", "forward")
+
+    def longer(changes: dict[str, float]) -> str:
+        lines = tuple(
+            replace(line, seconds=line.seconds + changes.get(line.name, 0.0) * report.step_seconds)
+            for line in report.step.lines
+        )
+        total = (1.0 + sum(changes.values())) * report.step_seconds
+        other = replace(report, step=replace(report.step, seconds=total, lines=lines))
+        return explain.compared(found.design, report, found.design, other, head="this")
+
+    assert set(names) <= {line.name for line in report.step.lines}
+    told = longer({"backward": 0.2, "forward": -0.15})
+    assert re.search(r": backward .* of this step, against forward .* % to .* % of it$", told)
+    assert "against" not in longer({"backward": 0.2, "forward": -0.05})

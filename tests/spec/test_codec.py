@@ -72,7 +72,7 @@ def test_missing_fields_and_wrong_types() -> None:
         codec.decode(Pair, {"left": True})
     with pytest.raises(ConfigError, match="expected a whole number, got null"):
         codec.decode(Pair, {"left": None})
-    with pytest.raises(ConfigError, match="expected a table of Pair"):
+    with pytest.raises(ConfigError, match="expected a table, got"):
         codec.decode(Pair, [1])
 
 

@@ -59,6 +59,14 @@ def test_digest_names_the_plan_and_survives_a_round_trip() -> None:
     assert replace(value, microbatch=3).digest() != value.digest()
 
 
+def test_a_plan_in_chunks_names_its_schedule_without_a_pipeline() -> None:
+    alone = replace(plan(), axes=(Axis(name=AxisName.REPLICATE, size=2),))
+    kind = ScheduleKind.BREADTH_FIRST
+    chunked = replace(alone, schedule=replace(alone.schedule, kind=kind, chunks=10))
+    assert ", breadth-first, 10 chunks, " in chunked.describe()
+    assert "breadth-first" not in replace(chunked, schedule=replace(chunked.schedule, chunks=1)).describe()
+
+
 def test_a_plan_describes_itself_in_one_line() -> None:
     text = plan().describe()
     assert "12 devices: pipeline 2 x shard 3 x tensor 2" in text

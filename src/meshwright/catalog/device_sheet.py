@@ -128,7 +128,7 @@ class Sheet:
             "memory_bytes": _MEMORY,
             "watts": self.title if self.watts else "not published",
             "matrix": ("" if self.name in shared.beside else analogy) + shared.curve_source,
-            "launch_seconds": analogy + shared.launch_source,
+            "launch_seconds": ("" if shared.launch_source.startswith("by analogy") else analogy) + shared.launch_source,
             "memory_fraction": shared.memory_source
             or (_ELEMENTWISE if self.generation is AMPERE else f"by analogy with A100: {_ELEMENTWISE}"),
             "attention_fraction": _ATTENTION if self.generation is AMPERE else f"by analogy with A100: {_ATTENTION}",

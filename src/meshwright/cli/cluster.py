@@ -108,8 +108,11 @@ def _learnt(found: Learnt) -> Iterator[str]:
     moved = [(name, now / was) for name, was, now in found.moved]
     shown = [f"{name} x {ratio:.3g}" for name, ratio in moved if abs(ratio - 1.0) >= _SHOWN]
     yield f"moved: {', '.join(shown)}" if shown else "nothing moved: no figure explains these steps better together"
-    off = f"{math.expm1(found.step_error):.0%}"
-    yield f"a run that the others foretell is missed by {off}, and plans for these machines have intervals as wide"
+    off = format_percent(math.expm1(found.step_error))
+    if len(found.lessons) == 1:
+        yield f"one run alone tells nothing of others: plans for these machines have intervals of {off}, as before"
+    else:
+        yield f"a run that the others foretell is missed by {off}, and plans for these machines have intervals as wide"
 
 
 def _across(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,10 @@ class Holder:
     @property
     def precisions(self) -> tuple[Precision, ...]:
         return precisions(self.peer)
+
+    def trained(self, job: JobSpec) -> JobSpec:
+        """The job as the peer trains it: no file that is written here masks documents."""
+        return replace(job, data=replace(job.data, document_mask=False))
 
     def refused(self, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mapping[str, Mask]:
         """Rows that the peer cannot say, shape (rows,), by the field of the plan that it is for."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
 
 from meshwright.export.meaning import Sizes, routing_words, scaling_words
 
@@ -36,6 +38,31 @@ def flavor(name: str, kind: str, *, sequence_length: int) -> Sizes | None:
     # It stretches frequencies and sharpens scores beyond original_seq_len alone.
     stretched = replace(_DEEPSEEK_V3, scaling=_YARN, score_scale=0.135233779)
     return stretched if sequence_length > 4096 else _DEEPSEEK_V3
+
+
+def flavor_of(shape: Sizes, *, sequence_length: int) -> tuple[str, str] | None:
+    """The model and its flavor that have the sizes `shape`, whatever it is called; None where none has."""
+    return next((each for each, sizes in _all(sequence_length) if sizes == shape), None)
+
+
+def nearest_flavor(shape: Sizes, *, sequence_length: int) -> tuple[str, tuple[tuple[str, Any, Any], ...]]:
+    """The flavor that has most of `shape`, and what it has otherwise: field, that of `shape`, its own."""
+    found = [(f"{name} {kind}", tuple(_differing(shape, sizes))) for (name, kind), sizes in _all(sequence_length)]
+    return min(found, key=lambda each: len(each[1]))
+
+
+def _all(sequence_length: int) -> Iterator[tuple[tuple[str, str], Sizes]]:
+    for each in _NAMED:
+        sizes = flavor(*each, sequence_length=sequence_length)
+        assert sizes is not None
+        yield each, sizes
+
+
+def _differing(ours: Sizes, theirs: Sizes) -> Iterator[tuple[str, Any, Any]]:
+    for field in fields(Sizes):
+        pair = getattr(ours, field.name), getattr(theirs, field.name)
+        if pair[0] != pair[1]:
+            yield field.name, *pair
 
 
 def _llama3(dim: int, layers: int, heads: int, kv_heads: int, multiplier: float, multiple: int) -> Sizes:
@@ -118,3 +145,9 @@ _DEEPSEEK_V3 = Sizes(
     mixture=(256, 8, 2048, 2048),
     with_experts=(False,) * 3 + (True,) * 58,
 )
+_NAMED = (
+    *(("llama3", kind) for kind in _LLAMA3),
+    *(("qwen3", kind) for kind in _QWEN3),
+    ("deepseek_v3", "671B"),
+)
+FLAVORS = tuple(f"{name} {kind}" for name, kind in _NAMED)

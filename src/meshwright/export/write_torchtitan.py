@@ -13,8 +13,16 @@ from meshwright.cost.layout import Layout
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line
 from meshwright.export.lost import evaluation_words, lost_checkpoints, lost_lines, lost_start, saves_every
-from meshwright.export.meaning import Meaning, meaning, yarn_score_scale
-from meshwright.export.refuse import Refusals, refuse_all, refuse_copied_heads, refuse_everywhere, refuse_layout
+from meshwright.export.meaning import Meaning, Sizes, meaning, yarn_score_scale
+from meshwright.export.refuse import (
+    Refusals,
+    refuse_all,
+    refuse_copied_heads,
+    refuse_everywhere,
+    refuse_layout,
+    refuse_odd_model,
+)
+from meshwright.export.torchtitan_models import FLAVORS, flavor_of, nearest_flavor
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
 from meshwright.spec.job import Switch
@@ -31,19 +39,8 @@ _SCHEDULES = {
 }
 _CONVERTERS = {Precision.FP8: "quantize.linear.float8", Precision.MXFP8: "quantize.linear.mx"}
 PRECISIONS = (Precision.BF16, Precision.FP32, *_CONVERTERS)
-# Flavors of the same sizes as models of the catalog, by the catalog's name.
-_FLAVORS = {
-    "llama-3.1-8b": ("llama3", "8B"),
-    "llama-3.1-70b": ("llama3", "70B"),
-    "llama-3.1-405b": ("llama3", "405B"),
-    "qwen3-0.6b": ("qwen3", "0.6B"),
-    "qwen3-1.7b": ("qwen3", "1.7B"),
-    "qwen3-8b": ("qwen3", "8B"),
-    "qwen3-32b": ("qwen3", "32B"),
-    "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
-    "deepseek-v3": ("deepseek_v3", "671B"),
-}
 _WITHOUT_PIPELINE = ("qwen3",)
+_FEW = 3  # differences between a model and a flavor that are told one by one
 
 
 def write(design: Design) -> str:
@@ -51,7 +48,9 @@ def write(design: Design) -> str:
     said = meaning(design)
     refuse_all(design, refuse, peer=PEER)
     per_node = said.devices // said.nodes
-    name, flavor = _FLAVORS[design.model.name]
+    found = flavor_of(_shape(said.model, said.sequence_length), sequence_length=said.sequence_length)
+    assert found is not None, "models without a flavor are refused"
+    name, flavor = found
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": name, "flavor": flavor, "converters": _converters(said)},
         "optimizer": _optimizer(said),
@@ -98,14 +97,18 @@ def nearest(design: Design) -> Meaning:
     """The flavors of DeepSeek have another epsilon and stretch nothing in short sequences; experts have biases that
     balance them, whatever the model."""
     said = meaning(design)
-    shape = said.model
+    return replace(said, model=_shape(said.model, said.sequence_length))
+
+
+def _shape(shape: Sizes, sequence_length: int) -> Sizes:
+    """The sizes as a flavor would have them, where what flavors have otherwise is lost and not refused."""
     if shape.latent:
         shape = replace(shape, norm_epsilon=1e-5)
-        if said.sequence_length <= 4096:
+        if sequence_length <= 4096:
             shape = replace(shape, scaling="none", score_scale=yarn_score_scale(shape, 1.0))
     if shape.mixture and "bias" not in shape.routing:
         shape = replace(shape, routing=f"{shape.routing}, bias 0.001")
-    return replace(said, model=shape)
+    return shape
 
 
 def refuse(said: Columns) -> Refusals:
@@ -113,9 +116,7 @@ def refuse(said: Columns) -> Refusals:
     found, table = Refusals(PEER), said.table
     refuse_everywhere(said, found)
     refuse_copied_heads(said, found, why="it raises where tensor ranks do not divide them")
-    name, known = said.model.name, ", ".join(_FLAVORS)
-    found.when(name not in _FLAVORS, "model.name", f"the model {name}", why="it has no flavor of it", fix=f"of {known}")
-    flavor = _FLAVORS.get(name, ("", ""))[0]
+    flavor = _flavor(said, found)
     bare = (table.pipeline > 1) & (flavor in _WITHOUT_PIPELINE)
     found.when(bare, "plan.axes", f"a pipeline of {flavor}", why="its pipelining_fn is None", fix="choose pipeline 1")
     _refuse_schedule(said, found)
@@ -132,6 +133,20 @@ def refuse(said: Columns) -> Refusals:
     if said.has_experts:
         _refuse_experts(said, found)
     return found
+
+
+def _flavor(said: Columns, found: Refusals) -> str:
+    """The model of torchtitan that has a flavor of the sizes of ours; "" where none has, which is refused."""
+    length = said.job.sequence_length
+    wanted = _shape(said.sizes, length)
+    if known := flavor_of(wanted, sequence_length=length):
+        refuse_odd_model(said, found)
+        return known[0]
+    flavor, differing = nearest_flavor(wanted, sequence_length=length)
+    told = ", ".join(f"{field.replace('_', ' ')} {theirs} and not {ours}" for field, ours, theirs in differing)
+    fix = f"the nearest, {flavor}, has {told}" if len(differing) <= _FEW else f"it has {', '.join(FLAVORS)}"
+    found.when(True, "model", f"the model {said.model.name}", why="it has no flavor of these sizes", fix=fix)
+    return ""
 
 
 def _refuse_schedule(said: Columns, found: Refusals) -> None:

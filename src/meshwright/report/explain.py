@@ -279,17 +279,17 @@ def _outlook(report: Report) -> tuple[str, ...]:
 
 
 def _reserved(predicted: Report) -> tuple[str, ...]:
-    """How the allocated bytes of the table and the peak that has to fit belong together, on the fullest rank."""
+    """The peak that has to fit, on the fullest rank: what is allocated, as measured, and what is reserved beside it."""
     if not predicted.memory:
         return ()
     fullest = max(predicted.memory, key=lambda stage: stage.total)
     reserved = fullest.total - fullest.allocated
-    if not reserved:
-        return ("Memory below is what the run allocates; nothing is reserved beside it.",)
+    parts = f"{format_bytes(fullest.allocated)} that the run allocates"
+    if reserved:
+        parts += f" and {format_bytes(reserved)} that the context and libraries reserve on a device"
     return (
-        f"Memory below is what the run allocates, without the {format_bytes(reserved)} that the context and libraries "
-        f"reserve on a device. With them the predicted peak is {format_bytes(fullest.total)} of "
-        f"{format_bytes(fullest.capacity)}, on pipeline rank {fullest.rank}{_chance(predicted)}.",
+        f"The predicted peak is {format_bytes(fullest.total)} of {format_bytes(fullest.capacity)}, on pipeline rank "
+        f"{fullest.rank}{_chance(predicted)}: {parts}.",
     )
 
 

@@ -7,17 +7,15 @@ from collections.abc import Sequence
 from meshwright.report.settings import Setting, by_blocks, plan_settings
 from meshwright.spec.exchange import exchange_words
 from meshwright.spec.group_words import sharding_words
-from meshwright.spec.plan import AxisName, Plan
+from meshwright.spec.plan import Plan
 from meshwright.spec.units import format_percent
 
 
 def layout_words(plan: Plan) -> str:
-    """`tensor 8 x pipeline 16 x shard 128`; axes in another order than the usual one from the innermost outwards."""
-    names = [AxisName.TENSOR, AxisName.CONTEXT, AxisName.PIPELINE, AxisName.SHARD, AxisName.REPLICATE]
-    if not plan.has_usual_order:
-        names = [axis.name for axis in reversed(plan.axes)]
-    parts = [f"{name.value} {plan.size(name)}" for name in names if plan.size(name) > 1]
-    return (" x ".join(parts) or "one device") + ("" if plan.has_usual_order else ", from the innermost axis outwards")
+    """`pipeline 16 x shard 128 x tensor 8`: axes from the outermost inwards, and said so in another order than the
+    usual one."""
+    parts = [f"{axis.name.value} {axis.size}" for axis in plan.axes if axis.size > 1]
+    return (" x ".join(parts) or "one device") + ("" if plan.has_usual_order else ", from the outermost axis inwards")
 
 
 def setting_words(plan: Plan) -> str:

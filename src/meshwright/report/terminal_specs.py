@@ -155,4 +155,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _source(link: Link) -> str:
-    return link.sources.get("bandwidth", next(iter(link.sources.values()), ""))
+    """Where the bandwidth is from, and the latency where that is from elsewhere."""
+    rate = link.sources.get("bandwidth", next(iter(link.sources.values()), ""))
+    late = link.sources.get("latency_seconds", rate)
+    return rate if late == rate else f"{rate}; latency: {late}"

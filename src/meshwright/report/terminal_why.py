@@ -18,8 +18,9 @@ from meshwright.search.constraints import Value
 from meshwright.search.headroom import Headroom
 from meshwright.search.sensitivity import Effect, Sensitivity
 from meshwright.search.settings import words
-from meshwright.search.sweep import Point, Sweep
+from meshwright.search.sweep import Move, Point, Sweep
 from meshwright.search.why_not import WhyNot, headline
+from meshwright.spec.job import Objective
 from meshwright.spec.report import Gap
 from meshwright.spec.units import (
     LEAST_SHARE,
@@ -96,27 +97,31 @@ def sweep(found: Sweep) -> Group:
     """A row for every value, or pair of values: the best plan there, its figures, and where the decision flips."""
     scaled = any(point.scaling is not None for point in found.points)
     columns = [*((path.rsplit(".", 1)[-1], "right") for path in found.paths), ("best plan", "left"), ("step", "right")]
+    by_time = found.objective is not Objective.MEMORY
+    columns += [("ranked by", "right")] if by_time else []
     columns += [("tokens/s", "right"), ("MFU", "right"), *([("scaling", "right")] if scaled else [])]
     rows = table(columns=columns)
     told = []
     flips = 0
     for point in found.points:
         if point.best is None:
-            rows.add_row(*point.labels, "no plan", *["-"] * (4 if scaled else 3), style="red")
+            rows.add_row(*point.labels, "no plan", *["-"] * (3 + scaled + by_time), style="red")
             told += [f"{_at(found, point)}: {problem}" for problem in point.problems[:1]]
             continue
         mark = "* " if point.flips else ""
         flips += point.flips
         plan = f"{mark}{layout_words(point.best.plan)}\n{setting_words(point.best.plan)}"
-        rows.add_row(*point.labels, plan, *_figures(point, scaled=scaled), style="yellow" if point.flips else "")
-        told += [f"{_at(found, point)}: {changes(point.changed)}{_kept(found, point)}"] if point.flips else []
+        figures = _figures(point, by_time=by_time, scaled=scaled)
+        rows.add_row(*point.labels, plan, *figures, style="yellow" if point.flips else "")
+        told += [_moved(found, point, move) for move in point.moves if move.flips]
     parts: list[RenderableType] = [title(f"what if: {' x '.join(found.paths)}"), rows]
     same = (
         "the decision is the same throughout"
         if any(point.best for point in found.points)
         else "nowhere is there a plan"
     )
-    parts.append(Text("* the decision flips here" if flips else same))
+    ranked = f". Ranked by {found.ordered_by}." if found.ordered_by else ""
+    parts.append(Text(("* the decision flips here" if flips else same) + ranked))
     return Group(*parts, *bullets(told))
 
 
@@ -125,18 +130,26 @@ def _at(found: Sweep, point: Point) -> str:
     return ", ".join(f"{name} {label}" for name, label in zip(names, point.labels, strict=True))
 
 
-def _kept(found: Sweep, point: Point) -> str:
+def _moved(found: Sweep, point: Point, move: Move) -> str:
+    """What changes on the way to the point, and along which path where two are crossed."""
+    start = f", from {move.path.rsplit('.', 1)[-1]} {move.before}" if len(found.paths) > 1 else ""
+    return f"{_at(found, point)}{start}: {changes(move.changed)}{_kept(found, move)}"
+
+
+def _kept(found: Sweep, move: Move) -> str:
     """What the plan before would cost here; nothing where other devices leave it no meaning."""
-    if point.kept is not None:
-        return f"; the plan before would take {format_percent(point.kept)} longer here"
+    if move.kept is not None:
+        return f"; the plan before would take {format_percent(move.kept)} longer here"
     alike = len({other.devices for other in found.points}) == 1
     return "; the plan before is not legal or does not fit here" if alike else ""
 
 
-def _figures(point: Point, *, scaled: bool) -> Iterable[str]:
+def _figures(point: Point, *, by_time: bool, scaled: bool) -> Iterable[str]:
     best = point.best
     assert best is not None
     yield format_seconds(best.step_seconds)
+    if by_time:
+        yield "-" if best.expected_seconds is None else format_seconds(best.expected_seconds)
     yield format_count(best.tokens_per_second)
     yield "N/A" if best.mfu is None else format_percent(best.mfu)
     if scaled:

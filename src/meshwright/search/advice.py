@@ -3,7 +3,7 @@ make its plan faster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshwright.catalog import with_vocab
@@ -16,13 +16,14 @@ from meshwright.search.trainer import Trainer
 from meshwright.search.worth import TRIED, worth_of_kind
 from meshwright.spec.cluster import DeviceSpec, Precision
 from meshwright.spec.job import Automatic, JobSpec
-from meshwright.spec.plan import AxisName, Design
+from meshwright.spec.plan import AxisName, Design, Recompute, Schedule
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.synchronize import SyncKind
-from meshwright.spec.units import format_percent, format_seconds
+from meshwright.spec.units import counted, format_percent, format_seconds, format_times, format_tokens
 
 WORTH = 0.2  # of a step that is to be saved before it is spoken of: learners cost quality, a wider precision memory
 FREE = 0.02  # of a step, where what saves it costs a few rows of a table
+_IDLE = 0.25  # of a step, that ranks of a pipeline wait
 _FULL_ROWS = 64  # of a tensor rank's vocabulary: 128 bytes of logits in sixteen bits, and no less of the narrowest tile
 _SURER = 0.01  # of a chance to fit, by which two plans are not as sure
 _ALIKE = 10  # plans that are ranked first and told without masks
@@ -110,18 +111,29 @@ def _chances(report: Report, other: Report) -> str:
     return f", and fit with {format_percent(theirs)}, not {format_percent(ours)}"
 
 
-def advise_stack(job: JobSpec, trainer: Trainer | None) -> tuple[str, ...]:
-    """One line where a plan for another trainer is priced as this runtime runs it."""
-    if trainer is None or job.software != Automatic.AUTO or job.software == trainer.stack:
-        return ()
-    masks = ", and data.document_mask=false where it masks none" if job.data.document_mask else ""
-    return (
-        f"seconds and memory are of this runtime, not of {trainer.name}: --set software={trainer.stack} prices its "
-        f"kernels and what it overlaps{masks}; another plan may be best then",
-    )
+def advise_trainer(asked: JobSpec, trainer: Trainer | None) -> Iterator[str]:
+    """Where a plan is for another trainer: that it is chosen without the document mask that is `asked`, and priced as
+    this runtime runs it."""
+    if trainer is None:
+        return
+    if asked.data.document_mask and not trainer.trained(asked).data.document_mask:
+        yield (
+            f"documents that share a sequence see each other in {trainer.name} as it is exported to: this design has "
+            "data.document_mask = false"
+        )
+    if asked.software == Automatic.AUTO and asked.software != trainer.stack:
+        yield (
+            f"seconds and memory are of this runtime, not of {trainer.name}: --set software={trainer.stack} prices its "
+            "kernels and what it overlaps; another plan may be best then"
+        )
 
 
-def advise_wider(design: Design, report: Report) -> tuple[str, ...]:
+def advise_otherwise(design: Design, report: Report) -> tuple[str, ...]:
+    """Lines where another precision, batch or vocabulary would train faster."""
+    return (*_wider(design, report), *_batch(design, report), *_filled(design, report))
+
+
+def _wider(design: Design, report: Report) -> tuple[str, ...]:
     """One line where the same plan in fp32, which the job does not allow, would be faster by a fifth and fit.
 
     So it is on processors without arithmetic of sixteen bits, which emulate it.
@@ -150,7 +162,44 @@ def advise_wider(design: Design, report: Report) -> tuple[str, ...]:
     )
 
 
-def advise_filled(design: Design, report: Report) -> tuple[str, ...]:
+def _batch(design: Design, report: Report) -> tuple[str, ...]:
+    """One line where pipeline ranks idle a quarter of the step or more because the batch has too few sequences for the
+    devices: why, and what the same plan would do with twice the batch."""
+    plan, schedule, job = design.plan, design.plan.schedule, design.job
+    idle = report.share(LineName.BUBBLE)
+    if plan.pipeline == 1 or plan.microbatch > 1 or idle < _IDLE or job.batch_sequences >= plan.world_size:
+        return ()
+    if schedule.table or schedule.paths:
+        return ()
+    sequences, devices = counted(job.batch_sequences, "sequence"), counted(plan.world_size, "device")
+    head = (
+        f"pipeline ranks idle {format_percent(idle)} of the step: {sequences} a step for {devices} is one for every "
+        f"{plan.world_size // job.batch_sequences:,} of them"
+    )
+    cures = []
+    if (more := next((found for found in predict_all(_twice(design)) if found.fits), None)) is not None:
+        gain = format_times(2.0 * report.step_seconds / more.step_seconds)
+        tokens = format_tokens(2 * job.batch_tokens)
+        cures.append(f"twice the batch would train {gain} the tokens a second (--set batch_tokens={tokens})")
+    if job.constraints.devices == "all":
+        cures.append("fewer devices would idle less (--set constraints.devices=any lets the search leave some out)")
+    return (f"{head}; {', and '.join(cures)}",) if cures else ()
+
+
+def _twice(design: Design) -> list[Design]:
+    """The design with twice the batch as twice the microbatches: as it is, and with all computed again under 1f1b."""
+    plan, job = design.plan, replace(design.job, batch_tokens=2 * design.job.batch_tokens)
+    count = 2 * plan.schedule.microbatches
+    lean = Schedule(microbatches=count) if plan.schedule.chunks == 1 else replace(plan.schedule, microbatches=count)
+    stages = tuple(
+        replace(stage, groups=tuple(replace(group, recompute=Recompute.FULL) for group in stage.groups))
+        for stage in plan.stages
+    )
+    as_it_is = replace(plan, schedule=replace(plan.schedule, microbatches=count))
+    return [replace(design, job=job, plan=each) for each in (as_it_is, replace(plan, schedule=lean, stages=stages))]
+
+
+def _filled(design: Design, report: Report) -> tuple[str, ...]:
     """One line where a vocabulary with some more rows, of which no token is, would save some of the step.
 
     Kernels load rows of logits' gradients that are no multiples of 16 bytes by narrower instructions.

@@ -38,9 +38,17 @@ def exchange_divides(design: Design) -> Problem | None:
         left = heads // plan.tensor
         if left % inner:
             what = f"{inner} ranks that trade heads do not divide the {left} heads of a tensor rank"
-            legal = [size for size in divisors(plan.context) if left % size == 0]
-            return Problem(where="plan.exchange.inner", what=what, fix=choices(legal))
+            fix = choices(_divide_heads(design))
+            if any(isinstance(layer.mixer, Recurrence) for layer in design.model.layers):
+                fix += ", and a context axis of as many, which a recurrence needs"
+            return Problem(where="plan.exchange.inner", what=what, fix=fix)
     return None
+
+
+def _divide_heads(design: Design) -> list[int]:
+    """Divisors of the context axis that divide the heads of a tensor rank in every layer."""
+    heads = [count // design.plan.tensor for count in tensor_heads(design.model)]
+    return [size for size in divisors(design.plan.context) if all(left % size == 0 for left in heads)]
 
 
 def context_attends(design: Design) -> Problem | None:
@@ -50,7 +58,12 @@ def context_attends(design: Design) -> Problem | None:
     for index, layer in enumerate(design.model.layers):
         if isinstance(layer.mixer, Recurrence) and design.plan.exchange.inner != design.plan.context:
             what = "a recurrence runs along the whole sequence, so context ranks must trade heads for it"
-            fix = f"choose {design.plan.context}"
+            context, legal = design.plan.context, _divide_heads(design)
+            if context in legal:
+                fix = f"choose {context}"
+            else:
+                what += f", and {context} of them do not divide the heads"
+                fix = f"{choices(legal)}, and a context axis of as many"
             return Problem(where="plan.exchange.inner", what=what, why=f"model.layers[{index}].mixer", fix=fix)
     return None
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.search.advice import advise, advise_filled, advise_masks, advise_stack, advise_wider
+from meshwright.search.advice import advise, advise_masks, advise_otherwise, advise_trainer
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import Candidate, Decision, candidate, ordered_by
@@ -96,7 +96,7 @@ def design(
         why=(
             *reasons,
             *_why_placed(best, tried.fitting[0]),
-            *_advice(refined, trainer=trainer),
+            *_advice(refined, job, trainer=trainer),
             *(each.words for each in tailored),
             *(each.words for each in left_out),
         ),
@@ -125,18 +125,17 @@ def best(
     return Best(design=made, report=report)
 
 
-def _advice(refined: Sequence[Entry], *, trainer: Trainer | None) -> tuple[str, ...]:
+def _advice(refined: Sequence[Entry], asked: JobSpec, *, trainer: Trainer | None) -> tuple[str, ...]:
     """What the job does not ask for, and would change its best plan or what that takes."""
     chosen, report = refined[0]
     meeting = advise(chosen, report)
     parts = () if trainer else advise_parts(chosen, report, best=_searched, learners=not meeting)
     return (
         *parts,
-        *advise_stack(chosen.job, trainer),
+        *advise_trainer(asked, trainer),
         *meeting,
         *advise_masks(refined),
-        *advise_wider(chosen, report),
-        *advise_filled(chosen, report),
+        *advise_otherwise(chosen, report),
         *advise_quorum(chosen, report),
         *foresee_low_rank(chosen),
         *advise_low_rank(chosen, report),
@@ -201,14 +200,14 @@ def _tried(
 ) -> _Tried:
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
-    A trainer knows the usual order of axes and machines alone. What a plan holds may fall when it is laid out again,
-    so that where memory is minimised as many are as are ranked, whatever `top` is. This runtime is what compiles a job,
-    and can train its plans.
+    A trainer knows the usual order of axes and machines alone, and trains the job its own way. What a plan holds may
+    fall when it is laid out again, so that where memory is minimised as many are as are ranked, whatever `top` is. This
+    runtime is what compiles a job, and can train its plans.
     """
     trainable = trainable or (job.compile is Switch.ON and trainer is None)
     top = max(top, RANKED) if job.objective is Objective.MEMORY else top
     if trainer is not None:
-        job = replace(job, constraints=replace(job.constraints, order="usual"))
+        job = trainer.trained(replace(job, constraints=replace(job.constraints, order="usual")))
     found = [
         (each, explored(model, each.cluster, job, trainable=trainable, trainer=trainer, count=top))
         for each in arrangements(cluster, job)

@@ -21,7 +21,7 @@ from meshwright.search.product import Rejection
 from meshwright.search.worth import worth
 from meshwright.spec.job import Objective
 from meshwright.spec.plan import AxisName, Design, Recompute, Sharding
-from meshwright.spec.report import LineName, Report, diff
+from meshwright.spec.report import Gap, LineName, Report, diff
 from meshwright.spec.synchronize import MEETINGS
 from meshwright.spec.units import (
     LEAST_SHARE,
@@ -82,6 +82,7 @@ def why(ranked: Sequence[Entry], found: Explorer, *, laid_out: LaidOut) -> tuple
             unsure = "" if sure else f"; not every plan with {_word(one.name, value)} was weighed"
             line = _against(chosen, report, made, priced, name=one.name)
             line += _shorter(ranked, priced, name=one.name, values=one.values)
+            line += _unmasked(chosen, report, made) if one.name == "context" else ""
             lines.append(line + _missed(found, one.name, value) + numerics + unsure)
     return (*lines, *_order(chosen, report))
 
@@ -103,6 +104,19 @@ def _shorter(ranked: Sequence[Entry], told: Report, *, name: str, values: Sequen
     return f"; another with {_own_word(made, name)}{changes(chosen, made, but=name)} takes {steps}, but {behind}"
 
 
+def _unmasked(chosen: Design, report: Report, made: Design) -> str:
+    """What `made`, whose sequences are whole, would take if documents saw each other, where that is less than the
+    chosen plan over context ranks takes: kernels that take a mask work out all scores, those over context ranks skip
+    most."""
+    data = made.job.data
+    if made.plan.context > 1 or chosen.plan.context == 1 or not data.document_mask:
+        return ""
+    whole = cost.predict(replace(made, job=replace(made.job, data=replace(data, document_mask=False))))
+    if not whole.fits or whole.step_seconds > (1.0 - TIE) * report.step_seconds:
+        return ""
+    return f"; with data.document_mask = false it would take {format_seconds(whole.step_seconds)} a step"
+
+
 def _asked(found: Explorer, chosen: Design) -> Iterator[Alternatives]:
     """Dimensions with the values other than that of `chosen` that one line is of; on one device no order of passes
     is another plan."""
@@ -113,8 +127,15 @@ def _asked(found: Explorer, chosen: Design) -> Iterator[Alternatives]:
         others = [value for value in _values(found, name) if value != own]
         if name in NUMERICS:
             yield from (Alternatives(found, name=name, values=(value,)) for value in others)
+        elif name == "context" and own > 1 and 1 in others and chosen.job.data.document_mask:
+            yield from (Alternatives(found, name=name, values=values) for values in _by_masks(others) if values)
         elif others and len(_values(found, name)) > 1 and not (name == "offload" and own == 0):
             yield Alternatives(found, name=name, values=tuple(others))
+
+
+def _by_masks(others: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Other context degrees, apart from 1: masks of documents cost whole sequences more than those over ranks."""
+    return tuple(value for value in others if value > 1), (1,)
 
 
 def _order(chosen: Design, report: Report) -> Iterator[str]:
@@ -234,11 +255,20 @@ def _cause(report: Report, other: Report, *, share: float, slower: bool) -> str:
     gaps = [gap for gap in diff(report, other)[1:] if gap.name != LineName.STEP]
     grown = {gap.name: share * gap.measured - gap.predicted for gap in gaps}
     worst = max(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
-    before, after = worst.predicted / report.step_seconds, share * worst.measured / report.step_seconds
+    other_way = min(gaps, key=lambda gap: grown[gap.name] if slower else -grown[gap.name])
     of = "this step" if share == 1.0 else "the device-seconds of this step"
+    told = _from_to(worst, report, of, share=share)
+    if abs(grown[other_way.name]) < 0.5 * abs(grown[worst.name]) or grown[other_way.name] * grown[worst.name] >= 0.0:
+        return told
+    return f"{told}, against {_from_to(other_way, report, 'it', share=share)}"
+
+
+def _from_to(gap: Gap, report: Report, of: str, *, share: float) -> str:
+    """`backward 8.4 % to 12.1 % of this step`, which is that of `report`."""
+    before, after = gap.predicted / report.step_seconds, share * gap.measured / report.step_seconds
     if max(before, after) > MANIFOLD:
-        return f"{worst.name} {before:.2f} to {format_times(after)} {of}"
-    return f"{worst.name} {format_percent(before)} to {format_percent(after)} of {of}"
+        return f"{gap.name} {before:.2f} to {format_times(after)} {of}"
+    return f"{gap.name} {format_percent(before)} to {format_percent(after)} of {of}"
 
 
 def changes(chosen: Design, made: Design, *, but: str = "") -> str:

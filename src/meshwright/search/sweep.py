@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 from meshwright.search import vary
-from meshwright.search.candidate import TIE, Candidate, candidate
+from meshwright.search.candidate import TIE, Candidate, candidate, ordered_by
 from meshwright.search.check import ANSWERS, check
 from meshwright.search.constraints import Value
 from meshwright.search.decide import Best
@@ -20,9 +20,11 @@ from meshwright.search.settings import differing
 from meshwright.search.vary import Progress, Question
 from meshwright.spec.codec import read_number
 from meshwright.spec.errors import ConfigError, Gathering, Problem
+from meshwright.spec.job import Objective
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.units import Measure, NotRead, format_bytes, format_count, format_seconds, parse_measure
 
+Place = tuple[int, ...]
 MOST_POINTS = 200
 FORMS = "write PATH=1,2,4, PATH=10GB/s..100GB/s:4 or PATH=1..64*2"
 
@@ -37,22 +39,18 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One combination of values: the best plan's figures, or why there is none.
+class Move:
+    """What becomes of the plan on the way from the point before along `path`, where that has the value `before`.
 
-    `changed` maps columns to their values at the point before it along the last axis and here. `kept` is how much
-    longer the step of the plan before would take here, as a share; None where it is not legal here or does not fit.
-    The decision flips where anything changed that is no tie. `scaling` is tokens/s of each device over that of the
-    first point that has a plan and the same value of the other path.
+    `changed` maps columns to their values there and here. `kept` is how much longer the step of the plan there would
+    take here, as a share; None where it is not legal here or does not fit. The decision flips where anything changed
+    that is no tie.
     """
 
-    labels: tuple[str, ...]
-    best: Candidate | None
-    devices: int
+    path: str
+    before: str
     changed: dict[str, tuple[Value, Value]]
     kept: float | None = None
-    scaling: float | None = None
-    problems: tuple[Problem, ...] = ()
 
     @property
     def flips(self) -> bool:
@@ -60,11 +58,34 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination of values: the best plan's figures, or why there is none.
+
+    `moves` come here along every path, from the last point before that has a plan; none along a path on which this is
+    the first. `scaling` is tokens/s of each device over that of the first point that has a plan and the same value of
+    the other path.
+    """
+
+    labels: tuple[str, ...]
+    best: Candidate | None
+    devices: int
+    moves: tuple[Move, ...] = ()
+    scaling: float | None = None
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def flips(self) -> bool:
+        return any(move.flips for move in self.moves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sweep:
-    """Points in the order of their values, the last path varying fastest."""
+    """Points in the order of their values, the last path varying fastest; `ordered_by` as in a Decision."""
 
     paths: tuple[str, ...]
     points: tuple[Point, ...]
+    objective: Objective
+    ordered_by: str
 
 
 def sweep(asked: Question, over: Sequence[str], *, progress: Progress = vary.silent) -> Sweep:
@@ -76,21 +97,22 @@ def sweep(asked: Question, over: Sequence[str], *, progress: Progress = vary.sil
     axes = read_axes(asked, over)
     places = list(product(*(range(len(axis.values)) for axis in axes)))
     points: list[Point] = []
-    before: Best | None = None
+    made: dict[Place, Best] = {}
     for done, place in enumerate(places):
         labels = (axis.labels[index] for axis, index in zip(axes, place, strict=True))
         progress(done, len(places), ", ".join(labels))
-        before = before if place[-1] else None
-        made, point = _point(asked, axes, place, before=before)
-        points.append(point)
-        before = made or before
+        points.append(_point(asked, axes, place, made=made))
     progress(len(places), len(places))
-    return Sweep(paths=tuple(axis.field.written for axis in axes), points=_scaled(points))
+    return Sweep(
+        paths=tuple(axis.field.written for axis in axes),
+        points=_scaled(points),
+        objective=asked.job.objective,
+        ordered_by=ordered_by(found.design for found in made.values()) if made else "",
+    )
 
 
-def _point(
-    asked: Question, axes: Sequence[Axis], place: tuple[int, ...], *, before: Best | None
-) -> tuple[Best | None, Point]:
+def _point(asked: Question, axes: Sequence[Axis], place: Place, *, made: dict[Place, Best]) -> Point:
+    """The point at `place`, whose best plan is added to those that are `made`."""
     labels = tuple(axis.labels[index] for axis, index in zip(axes, place, strict=True))
     changed = asked
     try:
@@ -101,11 +123,21 @@ def _point(
         found = error.problems
     devices = changed.cluster.num_devices
     if not isinstance(found, Best):
-        return None, Point(labels=labels, best=None, devices=devices, changed={}, problems=found)
-    flips = _flips(before.design, found.design, axes) if before else {}
+        return Point(labels=labels, best=None, devices=devices, problems=found)
+    made[place] = found
     best = candidate(found.design, found.report)
-    kept = _kept(before.design.plan, found) if before and flips else None
-    return found, Point(labels=labels, best=best, devices=best.plan.world_size, changed=flips, kept=kept)
+    return Point(labels=labels, best=best, devices=best.plan.world_size, moves=tuple(_moves(axes, place, made)))
+
+
+def _moves(axes: Sequence[Axis], place: Place, made: Mapping[Place, Best]) -> Iterator[Move]:
+    """One along every axis, from the last point before that has a plan."""
+    for number, axis in enumerate(axes):
+        earlier = [(*place[:number], index, *place[number + 1 :]) for index in reversed(range(place[number]))]
+        if (there := next((each for each in earlier if each in made), None)) is None:
+            continue
+        changed = _changed(made[there].design, made[place].design, axes)
+        kept = _kept(made[there].design.plan, made[place]) if changed else None
+        yield Move(path=axis.field.written, before=axis.labels[there[number]], changed=changed, kept=kept)
 
 
 def _kept(plan: Plan, found: Best) -> float | None:
@@ -116,7 +148,7 @@ def _kept(plan: Plan, found: Best) -> float | None:
     return vary.repriced(held, held.cluster).step_seconds / found.report.step_seconds - 1.0
 
 
-def _flips(before: Design, here: Design, axes: Sequence[Axis]) -> dict[str, tuple[Value, Value]]:
+def _changed(before: Design, here: Design, axes: Sequence[Axis]) -> dict[str, tuple[Value, Value]]:
     """Columns that the search chose otherwise: not those that are swept, nor the number of devices that there are."""
     given = {axis.field.path.removeprefix("job.constraints.fix.") for axis in axes}
     if before.cluster.num_devices != here.cluster.num_devices:

@@ -35,6 +35,10 @@ class Trainer(Protocol):
         """Those of products that it has words for."""
         ...
 
+    def trained(self, job: JobSpec) -> JobSpec:
+        """The job as it trains it, without what it does not do whatever the plan."""
+        ...
+
     def refused(self, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mapping[str, Mask]:
         """Rows that it has no words for, shape (rows,), by the field of the plan that it is for."""
         ...

@@ -253,7 +253,7 @@ def _decode_mapping(kinds: tuple[Any, ...], value: Any, where: str, problems: li
 def _decode_dataclass(kind: type, value: Any, where: str, problems: list[Problem]) -> Any:
     if not isinstance(value, Mapping):
         keys = [f"{where}.{field.name}" if where else field.name for field in dataclasses.fields(kind)][:4]
-        what = f"expected a table of {kind.__name__}, got {_shown(value)}"
+        what = f"expected a table, got {_shown(value)}"
         problems.append(Problem(what=what, where=where, fix=f"give its keys, such as {', '.join(keys)}"))
         return None
     fields = {field.name: field for field in dataclasses.fields(kind)}

@@ -32,7 +32,8 @@ def plan_words(plan: Plan) -> str:
     if plan.experts is not None:
         gathered = ", tokens gathered" if plan.experts.dispatch == "all_gather" else ""
         extra.append(f"experts {plan.experts.expert} x tensor {plan.experts.tensor}{gathered}")
-    schedule = f"{plan.schedule.kind.value}, " if plan.pipeline > 1 else ""
+    cut = plan.pipeline > 1 or plan.schedule.chunks > 1 or plan.schedule.slices > 1
+    schedule = f"{plan.schedule.kind.value}, " if cut else ""
     chunks = f"{plan.schedule.chunks} chunks, " if plan.schedule.chunks > 1 else ""
     chunks += f"{plan.schedule.slices} slices, " if plan.schedule.slices > 1 else ""
     chunks += f"{100 * plan.skipped_share:.0f} % of the layers left out, " if plan.schedule.paths else ""

@@ -11,6 +11,7 @@ from meshwright.catalog.decoders.presets import by_spelling, presets
 from meshwright.catalog.decoders.shapes import GptStyle, LlamaStyle, Shape
 from meshwright.catalog.documents import Document
 from meshwright.catalog.model_ranges import checked_model
+from meshwright.catalog.model_words import answered
 from meshwright.catalog.names import find, normal, suggest
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
@@ -104,7 +105,10 @@ def _shape(document: Document) -> Shape:
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(Problem(what=f"kind {kind!r} is unknown", where="kind", fix=codec.nearest(str(kind), kinds)))
     values = {"name": Path(document.name).stem, **document.values}
-    return codec.decode(kinds[kind], values)
+    try:
+        return codec.decode(kinds[kind], values)
+    except ConfigError as error:
+        raise answered(error, kinds[kind], values) from None
 
 
 def _title(file: Path, document: Document) -> str:
