@@ -76,11 +76,16 @@ def test_a_launch_ends_where_another_one_has_its_folder_since(tmp_path: Path) ->
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "other")], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"mine\n"
-        with pytest.raises(EnvironmentUnfit, match=told), claimed(run, end=ended.set):
-            run.rename(tmp_path / "away")
-            (tmp_path / "other").rename(run)
-            assert ended.wait(30.0)
+        with pytest.raises(EnvironmentUnfit, match=told):
+            _overtaken(run, by=tmp_path / "other", ended=ended)
         holder.kill()
+
+
+def _overtaken(run: Path, *, by: Path, ended: threading.Event) -> None:
+    with claimed(run, end=ended.set):
+        run.rename(run.with_name("away"))
+        by.rename(run)
+        assert ended.wait(30.0)
 
 
 def _wait_for(true: Callable[[], bool]) -> None:
