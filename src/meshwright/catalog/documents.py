@@ -182,7 +182,8 @@ def read_text(path: str | Path, *, form: str = "a TOML or JSON file") -> str:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(Problem(what="no such file", where=name, fix=_near(file))) from None
+        fix = f"standard input is not read: name {form}" if name == "-" else _near(file)
+        raise ConfigError(Problem(what="no such file", where=name, fix=fix)) from None
     except IsADirectoryError:
         inside = sorted(entry.name for entry in file.iterdir() if entry.suffix in (".toml", ".json"))[:5]
         fix = f"name one of its files: {', '.join(inside)}" if inside else "name a .toml or .json file"
