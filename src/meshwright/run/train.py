@@ -62,8 +62,7 @@ def train(
     Raises before anything starts: ConfigError, NoPlanFits or EnvironmentUnfit with every problem found. Raises
     WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
     """
-    say, began = say or _to_stderr, time.time()
-    folder = expanded(run_dir)
+    say, began, folder = say or _to_stderr, time.time(), expanded(run_dir)
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
