@@ -180,6 +180,7 @@ def test_files_that_cannot_be_read_are_told_in_words(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("a = 1\n")
     assert "no such file; did you mean 'job.toml'?" in refused(tmp_path / "jb.toml")
     assert "does not exist either" in refused(tmp_path / "no" / "job.toml")
+    assert "no such file; standard input is not read: name a TOML or JSON file" in refused(Path("-"))
     assert "is a folder, not a file; name one of its files: job.toml" in refused(tmp_path)
     (tmp_path / "b.toml").write_bytes(b"a = 1 \xff\xfe")
     assert "byte 6 is not UTF-8" in refused(tmp_path / "b.toml")

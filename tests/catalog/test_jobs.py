@@ -86,6 +86,32 @@ def test_all_errors_of_a_file_at_once_each_with_its_line(tmp_path: Path) -> None
     ]
 
 
+def test_a_word_that_is_no_choice_hides_no_number_that_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        'batch_tokens = "many"\ntotal_tokens = 1000\n[checkpoint]\nkeep = 0\nevery_steps = -1\ninterval = "x"\n'
+        '[synchronize]\nkinds = ["dilocoo"]\nevery = -3\n[skip]\nshare = 0.5\nswap = "x"\n'
+        '[[data.sources]]\npath = "a"\nweight = "x"\n[[data.sources]]\npath = "b"\nweight = -1\n'
+    )
+    with pytest.raises(ConfigError) as refused:
+        catalog.load_job(str(path), sets=["verify.policy=x", "verify.every_steps=-1"])
+    told = sorted(problem.where.partition(" ")[2] for problem in refused.value.problems)
+    assert told == [
+        "batch_tokens",
+        "checkpoint.every_steps",
+        "checkpoint.interval",
+        "checkpoint.keep",
+        "data.sources[0].weight",
+        "data.sources[1].weight",
+        "skip.share",
+        "skip.swap",
+        "synchronize.every",
+        "synchronize.kinds[0]",
+        "verify.every_steps",
+        "verify.policy",
+    ]
+
+
 def test_errors_of_sets_stand_beside_those_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text("sed = 1\n")

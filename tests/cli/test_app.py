@@ -15,7 +15,7 @@ import pytest
 
 import meshwright
 from meshwright.cli import app, main, version
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit, NoPlanFits, Problem, WorkerFailed
+from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, NoPlanFits, Problem, WorkerFailed
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
@@ -49,6 +49,18 @@ def test_every_failure_has_its_exit_code(
     assert "error: " in err
     assert ("Traceback" in err) == (code == 1)
     assert ("this is a fault of meshwright" in err) == (code == 1)
+
+
+def test_a_stop_that_was_asked_for_is_no_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop() -> None:
+        stopped = WorkerFailed("it was asked to stop")
+        stopped.exit_code = ExitCode.SAVED
+        raise stopped
+
+    monkeypatch.setattr(version, "version", stop)
+    assert run(["version"], capsys) == (75, "", "it was asked to stop\n")
 
 
 def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:

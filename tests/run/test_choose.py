@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from meshwright import search
+from meshwright import cost, search
+from meshwright.catalog.failure_mix import EVEN
+from meshwright.cost.foresee import foresee
 from meshwright.run import choose
 from meshwright.run.detect import calibration_file
 from meshwright.run.measure import save_cluster
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import DataSpec, JobSpec, Source
+from meshwright.train.interval import predicted_costs
 
 TEXT = DataSpec(sources=(Source(path=__file__),))
 JOB = JobSpec(data=TEXT, sequence_length=64, batch_tokens=512, total_tokens=5120)
@@ -55,6 +59,27 @@ def test_a_design_that_can_be_trained_is_taken_and_says_why() -> None:
     assert chosen.decision is not None
     assert chosen.decision.why
     assert chosen.design.plan.batch_tokens == 512
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_fix_for_devices_that_nobody_says_fail_is_one_that_can_be_set() -> None:
+    """In place of a plan, where one is designed, and in the file of one."""
+    chosen = choose.choose("llama-5m", cluster="local:2", job=JOB, measure=False, say=str)
+    with pytest.raises(ConfigError) as unknown:
+        predicted_costs(cost.predict(chosen.design))
+    with pytest.raises(ConfigError) as unforeseen:
+        foresee(chosen.design, mix=EVEN)
+    fixes = [error.value.problems[0].fix for error in (unknown, unforeseen)]
+    sets = [re.findall(r"--set (\S+?)(?:;|$)", fix) for fix in fixes]
+    assert sets == [["cluster.groups.0.device.hours_between_failures=50000"]] * 2
+    again = choose.choose("llama-5m", cluster="local:2", job=JOB, measure=False, say=str, cluster_sets=sets[0])
+    counted = choose.designed(None, model="llama-5m", cluster="local:2", job=None, sets=[*sets[0], "seed=1"])
+    for design in (again.design, counted):
+        assert predicted_costs(cost.predict(design)).seconds_between_failures == pytest.approx(50_000 * 3600 / 2)
+    with pytest.raises(ConfigError, match="names no number of the cluster"):
+        choose.choose(
+            "llama-5m", cluster="local:2", job=JOB, measure=False, say=str, cluster_sets=["cluster.nothing=1"]
+        )
 
 
 @pytest.mark.usefixtures("measured")

@@ -339,6 +339,24 @@ def test_a_changed_text_is_refused_on_resume(whole: Path) -> None:
         known.write_text(before)
 
 
+def test_audit_tells_damaged_records_those_that_are_gone_and_another_seed(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole / "run", run)
+    assert audit(run, cache=tmp_path / "cache").missing == ()
+    (run / "corpus.json").write_text("{}")
+    with pytest.raises(ConfigError, match="the record of the text is damaged") as damaged:
+        audit(run, cache=tmp_path / "cache")
+    assert damaged.value.problems[0].where == str(run / "corpus.json")
+    for name in ("corpus.json", "tokenizer.json"):
+        (run / name).unlink()
+    made = design(whole, steps=STEPS)
+    write_json(run / "design.json", replace(made, job=replace(made.job, seed=made.job.seed + 1)))
+    found = audit(run, cache=tmp_path / "cache")
+    assert found.missing == ("corpus.json", "tokenizer.json")
+    (problem,) = found.problems
+    assert problem.fix == f"set job.seed in design.json back to {made.job.seed}"
+
+
 def test_what_is_wrong_is_told_before_anything_starts(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):

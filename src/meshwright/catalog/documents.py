@@ -6,14 +6,14 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from meshwright.catalog.kinds import refuse_another
 from meshwright.catalog.migrations import migrate
-from meshwright.catalog.overrides import override, set_path
+from meshwright.catalog.overrides import override, set_path, without
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
@@ -99,17 +99,19 @@ def decode(
     section: str = "",
     sets: Sequence[str] = (),
     check: Callable[[T], T] | None = None,
+    each: Callable[[T], Iterable[Problem]] | None = None,
 ) -> T:
     """The `kind` that `document` with `sets` in force says; problems name the line, or the set, they come from.
 
-    `check` sees the decoded value and raises ConfigError for what is well formed and yet not possible.
+    `check` sees the decoded value and raises ConfigError for what is well formed and yet not possible. `each` finds
+    what of it is wrong field by field, and sees what is left where fields cannot be decoded.
     """
 
     paths = tuple(set_path(entry, section=section) for entry in sets)
 
     def build() -> T:
         refuse_another(document.values, kind=kind.__name__, name=document.name)
-        value = _decode(kind, document.values, sets, section)
+        value = _decode(kind, document.values, sets, section, each=each)
         return value if check is None else check(value)
 
     return located(build, document, root=kind.__name__, sets=paths)
@@ -123,16 +125,40 @@ def located(build: Callable[[], T], document: Document, *, root: str = "", sets:
         raise ConfigError([_located(problem, document, root, sets) for problem in error.problems]) from None
 
 
-def _decode(kind: type[T], values: Mapping[str, Any], sets: Sequence[str], section: str) -> T:
+def _decode(
+    kind: type[T],
+    values: Mapping[str, Any],
+    sets: Sequence[str],
+    section: str,
+    *,
+    each: Callable[[T], Iterable[Problem]] | None,
+) -> T:
     edited = override(migrate(values, kind=kind.__name__), sets, section=section)
     problems = list(edited.problems)
+    migrated = migrate(edited.values, kind=kind.__name__)
     try:
-        result = codec.decode(kind, migrate(edited.values, kind=kind.__name__))
+        result = codec.decode(kind, migrated)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
+        others = [] if each is None else _others(kind, migrated, error.problems, each)
+        raise ConfigError([*problems, *error.problems, *others]) from None
     if problems:
         raise ConfigError(problems)
     return result
+
+
+def _others(
+    kind: type[T],
+    values: Mapping[str, Any],
+    problems: Sequence[Problem],
+    each: Callable[[T], Iterable[Problem]],
+) -> list[Problem]:
+    """What `each` finds of `values` without what `problems` are of."""
+    places = [problem.where for problem in problems]
+    try:
+        left = codec.decode(kind, without(values, places))
+    except ConfigError:
+        return []
+    return [problem for problem in each(left) if problem.where not in places]
 
 
 def place_of(path: str, document: Document, *, sets: Sequence[str] = ()) -> str:
@@ -156,7 +182,8 @@ def read_text(path: str | Path, *, form: str = "a TOML or JSON file") -> str:
         with file.open("rb") as opened:
             content = opened.read(_MOST_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(Problem(what="no such file", where=name, fix=_near(file))) from None
+        fix = f"standard input is not read: name {form}" if name == "-" else _near(file)
+        raise ConfigError(Problem(what="no such file", where=name, fix=fix)) from None
     except IsADirectoryError:
         inside = sorted(entry.name for entry in file.iterdir() if entry.suffix in (".toml", ".json"))[:5]
         fix = f"name one of its files: {', '.join(inside)}" if inside else "name a .toml or .json file"

@@ -62,7 +62,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "learning_rate.final_fraction": "The last learning rate over the highest.",
         "constraints": "What the plan must have and must not.",
         "constraints.forbid": 'Columns of the plan table, or one of their values: ["pipeline", "recompute=full"].',
-        "constraints.devices": "all of the devices, or any number up to all.",
+        "constraints.devices": "all: all of the devices; any: as many of them as are best.",
         "constraints.order": "any order of mesh axes and unlike machines, or the usual one: as the cluster lists them.",
         "constraints.fix": "Columns of the plan table at a value: tensor = 8.",
         "checkpoint": "When the state is saved.",

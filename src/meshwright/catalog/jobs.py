@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.catalog import documents
 from meshwright.catalog.overrides import set_path
-from meshwright.catalog.ranges import checked_design, checked_job
+from meshwright.catalog.ranges import checked_design, checked_job, number_problems
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Gathering, Problem
 from meshwright.spec.job import Automatic, Constraints, JobSpec, Switch
@@ -42,7 +42,7 @@ def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
         gathered.tell()
         return job
 
-    return documents.decode(JobSpec, document, section="job", sets=sets, check=check)
+    return documents.decode(JobSpec, document, section="job", sets=sets, check=check, each=number_problems)
 
 
 def _rooted(document: documents.Document, folder: Path) -> documents.Document:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,32 @@ def set_path(entry: str, *, section: str) -> str:
     `data.sources[0].path` of `job.data.sources.0.path=text`."""
     first, *rest = _keys(entry, section=section)
     return first + "".join(f"[{key}]" if key.isdecimal() else f".{key}" for key in rest)
+
+
+def without(values: Mapping[str, Any], paths: Iterable[str]) -> Mapping[str, Any]:
+    """A copy of `values` without the fields at `paths`, as problems name them; a list of which an entry would go goes
+    whole, so that the others keep their places."""
+    result = _copy(values)
+    for path in paths:
+        keys = re.findall(r"[^.\[\]]+", path)
+        while keys and keys[-1].isdecimal():
+            keys.pop()
+        held = _held(result, keys[:-1])
+        if keys and isinstance(held, dict):
+            held.pop(keys[-1], None)
+    return result
+
+
+def _held(value: Any, keys: Sequence[str]) -> Any:
+    """What is at the place that `keys` name; None where there is none."""
+    for key in keys:
+        if isinstance(value, dict) and key in value:
+            value = value[key]
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value
 
 
 def _keys(entry: str, *, section: str) -> list[str]:

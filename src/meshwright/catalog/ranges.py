@@ -67,49 +67,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType({"constraints.devices"
 
 def checked_job(job: JobSpec) -> JobSpec:
     """The job itself. Raises ConfigError with every number in it that no job can have."""
-    problems = [
-        *(_problem(path, job, "is not at least 1") for path in _of(AT_LEAST_ONE, job) if not _at(job, path) >= 1),
-        *(
-            _problem(path, job, "is not finite and above 0")
-            for path in _of(ABOVE_ZERO, job)
-            if not _above_zero(_at(job, path))
-        ),
-        *(_problem(path, job, "is not finite and from 0") for path in AT_LEAST_ZERO if not _from_zero(_at(job, path))),
-        *(_problem(path, job, "is not from 0 to 1") for path in FRACTIONS if not 0 <= _at(job, path) <= 1),
-        *(
-            _problem(path, job, "is not from 0 to below 1")
-            for path in _of(BELOW_ONE, job)
-            if not 0 <= _at(job, path) < 1
-        ),
-        *(
-            Problem(what=f"{brief(number)} is more than any job has", where=path)
-            for path, number in numbers(job)
-            if MOST_SEEDS <= number < math.inf and path not in ("seed", "peer_timeout_seconds")
-        ),
-        *_group_problems(job),
-        *low_rank_problems(job),
-    ]
-    if not 0 <= job.skip.share <= MOST_SKIPPED + ROUNDED:
-        why = "models that leave out more were not shown to learn as well (2502.19913)"
-        what = f"{job.skip.share} is not from 0 to a third"
-        problems.append(Problem(what=what, where="skip.share", why=why, fix="choose 0.25, or 0 for none"))
+    problems = [*number_problems(job), *low_rank_problems(job)]
     if job.skip.share == 0 and job.skip.swap is not Swap.NONE:
         what = f"{job.skip.swap.value} changes places of stages and nothing is left out"
         problems.append(Problem(what=what, where="skip.swap", fix="set skip.share above 0, or choose none"))
-    if _above_zero(job.peer_timeout_seconds) and not 1 <= job.peer_timeout_seconds <= MOST_SECONDS:
-        what = f"{job.peer_timeout_seconds} is not from 1 second to {MOST_SECONDS:,}, a month"
-        problems.append(Problem(what=what, where="peer_timeout_seconds"))
-    if job.seed >= MOST_SEEDS:
-        what = f"{job.seed} is not below 2^63, from where two seeds would draw the same"
-        problems.append(Problem(what=what, where="seed"))
-    for path, known in CHOICES.items():
-        if _at(job, path) not in known:
-            problems.append(Problem(what=f"{_at(job, path)!r} is not a choice", where=path, fix=nearest("", known)))
-    for index, source in enumerate(job.data.sources):
-        if not _above_zero(source.weight):
-            where = f"data.sources[{index}].weight"
-            what = f"{source.weight} is not finite and above 0"
-            problems.append(Problem(what=what, where=where, fix="leave the source out"))
     if faint := job.data.faintest:
         problems.append(Problem(what=faint, where="data.sources", fix="leave such sources out, or give them more"))
     problems += _roll_back_problems(job)
@@ -123,6 +84,45 @@ def checked_job(job: JobSpec) -> JobSpec:
     if problems:
         raise ConfigError(problems)
     return job
+
+
+def number_problems(job: JobSpec) -> Iterator[Problem]:
+    """Every value that no job can have, whatever else the job says."""
+    yield from (_problem(path, job, "is not at least 1") for path in _of(AT_LEAST_ONE, job) if not _at(job, path) >= 1)
+    for path in _of(ABOVE_ZERO, job):
+        if not _above_zero(_at(job, path)):
+            yield _problem(path, job, "is not finite and above 0")
+    for path in AT_LEAST_ZERO:
+        if not _from_zero(_at(job, path)):
+            yield _problem(path, job, "is not finite and from 0")
+    yield from (_problem(path, job, "is not from 0 to 1") for path in FRACTIONS if not 0 <= _at(job, path) <= 1)
+    for path in _of(BELOW_ONE, job):
+        if not 0 <= _at(job, path) < 1:
+            yield _problem(path, job, "is not from 0 to below 1")
+    for path, number in numbers(job):
+        if MOST_SEEDS <= number < math.inf and path not in ("seed", "peer_timeout_seconds"):
+            yield Problem(what=f"{brief(number)} is more than any job has", where=path)
+    yield from _group_problems(job)
+    if not 0 <= job.skip.share <= MOST_SKIPPED + ROUNDED:
+        why = "models that leave out more were not shown to learn as well (2502.19913)"
+        what = f"{job.skip.share} is not from 0 to a third"
+        yield Problem(what=what, where="skip.share", why=why, fix="choose 0.25, or 0 for none")
+    if _above_zero(job.peer_timeout_seconds) and not 1 <= job.peer_timeout_seconds <= MOST_SECONDS:
+        what = f"{job.peer_timeout_seconds} is not from 1 second to {MOST_SECONDS:,}, a month"
+        yield Problem(what=what, where="peer_timeout_seconds")
+    if job.seed >= MOST_SEEDS:
+        what = f"{job.seed} is not below 2^63, from where two seeds would draw the same"
+        yield Problem(what=what, where="seed")
+    if job.spike.window < 4:
+        what = f"{job.spike.window} steps are too few to tell a leap from"
+        yield Problem(what=what, where="spike.window", fix="choose 4 or more")
+    for path, known in CHOICES.items():
+        if _at(job, path) not in known:
+            yield Problem(what=f"{_at(job, path)!r} is not a choice", where=path, fix=nearest("", known))
+    for index, source in enumerate(job.data.sources):
+        if not _above_zero(source.weight):
+            where = f"data.sources[{index}].weight"
+            yield Problem(what=f"{source.weight} is not finite and above 0", where=where, fix="leave the source out")
 
 
 def _roll_back_problems(job: JobSpec) -> Iterator[Problem]:
@@ -142,9 +142,6 @@ def _roll_back_problems(job: JobSpec) -> Iterator[Problem]:
     if verifies and job.checkpoint.keep < 2:
         what = "the newest checkpoint may be of ranks that differ, and no other is kept"
         yield Problem(what=what, where="checkpoint.keep", fix="keep 2 or more, or choose verify.policy = stop")
-    if job.spike.window < 4:
-        what = f"{job.spike.window} steps are too few to tell a leap from"
-        yield Problem(what=what, where="spike.window", fix="choose 4 or more")
 
 
 def checked_design(design: Design) -> Design:

@@ -183,7 +183,7 @@ def _run(words: list[str], *, as_json: bool) -> int:
 
 def _tell(problems: Sequence[Problem], code: ExitCode, *, as_json: bool) -> int:
     for problem in problems:
-        tell(f"error: {problem}")
+        tell(str(problem) if code is ExitCode.SAVED else f"error: {problem}")
     if as_json:
         from meshwright.spec.codec import encode
 

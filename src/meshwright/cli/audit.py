@@ -44,6 +44,10 @@ def _lines(found: Audit) -> list[str]:
         lines.append(f"  {each.source}: {whole}{each.begun:,} of {each.windows:,} sequences of a pass")
     if found.since:
         lines.append(f"  not known  {found.since:,} sequences before were read when nothing was kept of it")
+    for name in found.missing:
+        lines.append(
+            f"  not known  {name} is gone: whether the text and its tokenizer are those that the run began with"
+        )
     for start, stop in found.skipped:
         why = "passed over after a loss that was no number or leapt, or a batch without targets"
         lines.append(f"  skipped  {start:,} to {stop - 1:,}: {why}")

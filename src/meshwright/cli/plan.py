@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -101,13 +100,13 @@ def _question(
     from meshwright import catalog, search
     from meshwright.cli import explanations
     from meshwright.run.machine import cache_root
-    from meshwright.search.fields import set_cluster
+    from meshwright.search.fields import of_cluster, set_cluster
     from meshwright.search.job_rules import check_job
     from meshwright.spec.errors import Gathering
     from meshwright.spec.job import JobSpec
 
-    of_cluster = [entry for entry in sets if re.match(r"\s*cluster\s*[.=]", entry)]
-    of_job = [entry for entry in sets if entry not in of_cluster]
+    machine_sets = of_cluster(sets)
+    of_job = [entry for entry in sets if entry not in machine_sets]
     gathered = Gathering()
     spec = gathered.attempt(lambda: catalog.load_model(model))
     machines = gathered.attempt(lambda: catalog.load_cluster(cluster, cache=cache_root()))
@@ -120,7 +119,7 @@ def _question(
             model=spec or catalog.load_model("tiny"), cluster=machines, job=asked or JobSpec(), trainer=held
         )
         whole = question
-        question = gathered.attempt(lambda: set_cluster(whole, of_cluster)) or whole
+        question = gathered.attempt(lambda: set_cluster(whole, machine_sets)) or whole
         if spec is not None and asked is not None:
             gathered.attempt(lambda: check_job(spec, question.cluster, asked, trainer=held))
     explanations.check(wanted, question, gathered)

@@ -101,7 +101,9 @@ def _chosen(
     from meshwright import catalog, search
     from meshwright.cli.output import note
     from meshwright.run.choose import Chosen, choose, with_data, with_length
+    from meshwright.search.fields import of_cluster, set_cluster
     from meshwright.spec.errors import ConfigError, Gathering, Problem
+    from meshwright.spec.job import JobSpec
 
     given = plan or (run if resume and model is None else None)
     if given is not None:
@@ -117,13 +119,18 @@ def _chosen(
         fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
         raise ConfigError(Problem(what="nothing to train is named", fix=fix))
     gathered = Gathering()
-    gathered.attempt(lambda: catalog.load_model(model))
-    gathered.attempt(lambda: catalog.load_cluster(cluster))
-    loaded = gathered.attempt(lambda: catalog.load_job(str(job) if job else None, sets=sets or ()))
+    spec = gathered.attempt(lambda: catalog.load_model(model))
+    machines = gathered.attempt(lambda: catalog.load_cluster(cluster))
+    machine_sets = of_cluster(sets or ())
+    job_sets = [each for each in sets or () if each not in machine_sets]
+    loaded = gathered.attempt(lambda: catalog.load_job(str(job) if job else None, sets=job_sets))
+    if spec is not None and machines is not None:
+        asked_of = search.Question(model=spec, cluster=machines, job=loaded or JobSpec())
+        gathered.attempt(lambda: set_cluster(asked_of, machine_sets))
     gathered.tell()
     assert loaded is not None
-    asked = with_data(loaded, data or ())
-    return choose(model, cluster=cluster, job=with_length(asked, steps=steps), measure=measure, say=note)
+    asked = with_length(with_data(loaded, data or ()), steps=steps)
+    return choose(model, cluster=cluster, job=asked, measure=measure, say=note, cluster_sets=machine_sets)
 
 
 def _screen() -> Screen:

@@ -16,10 +16,11 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.incident import Incident, Trouble
 from meshwright.spec.paths import expanded
 from meshwright.spec.plan import Design
-from meshwright.train.checkpoint import Checkpoint, corrupt, folders, open_checkpoint
+from meshwright.train.checkpoint import Checkpoint, corrupt, open_checkpoint, places
 from meshwright.train.ledger import Ledger
 from meshwright.train.observe.incidents import incidents_of
 
+_RECORDS = ("corpus.json", "tokenizer.json")
 _AT_ONCE = 256  # sequences that are read from the text at once
 
 Say = Callable[[str], None]
@@ -50,6 +51,7 @@ class Audit:
     there are no `problems`. All `cache_bytes` of tokenised text have the checksums that they were written with.
     `dropped` were read by a learner that undid its step. `unfit` checkpoints are told apart, and those that the run
     itself has `passed_over`: nothing is lost while one is whole. `sums` are the fingerprints that were kept and found.
+    Files `missing` would say which text and tokenizer the run began with.
     """
 
     run: str
@@ -65,6 +67,7 @@ class Audit:
     stored: tuple[Stored, ...]
     unfit: tuple[Problem, ...]
     passed_over: tuple[Incident, ...]
+    missing: tuple[str, ...]
     problems: tuple[Problem, ...]
 
     @property
@@ -96,7 +99,7 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
     tell("reading the tokenised text for its checksums")
     cache_bytes = corpus.verify()
     found = _sum(corpus, ledger, consumed=consumed, say=tell)
-    problems = [] if found == ledger.read else [_unlike(newest, ledger)]
+    problems = [] if found == ledger.read else [_unlike(newest, ledger, seed=design.job.seed)]
     return Audit(
         run=str(folder),
         step=newest.step,
@@ -111,6 +114,7 @@ def audit(run_dir: Path | str, *, cache: Path, say: Say | None = None) -> Audit:
         stored=tuple(_stored(checkpoint) for checkpoint in whole),
         unfit=tuple(unfit),
         passed_over=tuple(each for each in incidents_of(folder) if each.trouble is Trouble.CHECKPOINT),
+        missing=tuple(name for name in _RECORDS if not (folder / name).is_file()),
         problems=tuple(problems),
     )
 
@@ -122,7 +126,7 @@ def _nobody(line: str) -> None:
 def _checkpoints(directory: Path, *, say: Say) -> tuple[list[Checkpoint], list[Problem]]:
     """Those of which every byte is what was saved, newest first, and what is wrong with the others."""
     whole, unfit = [], []
-    for folder in folders(directory):
+    for folder in places(directory):
         found = open_checkpoint(folder)
         if isinstance(found, Problem):
             unfit.append(found)
@@ -178,10 +182,11 @@ def _passes(design: Design, corpus: Corpus, stretches: Sequence[tuple[int, int]]
     )
 
 
-def _unlike(checkpoint: Checkpoint, ledger: Ledger) -> Problem:
-    return Problem(
-        what="what was read is not every sequence once",
-        where=str(checkpoint.path),
-        why=f"the sum of fingerprints that was kept, {ledger.read:016x}, is not that of the text",
-        fix="compare the cache of tokenised text on all hosts; a sequence was lost, repeated or read otherwise",
-    )
+def _unlike(checkpoint: Checkpoint, ledger: Ledger, *, seed: int) -> Problem:
+    why = f"the sum of fingerprints that was kept, {ledger.read:016x}, is not that of the text"
+    fix = "compare the cache of tokenised text on all hosts; a sequence was lost, repeated or read otherwise"
+    saved = checkpoint.manifest.state.get("seed")
+    if saved not in (None, seed):
+        why = f"it was saved with seed {saved}, and design.json says {seed}, which is another order"
+        fix = f"set job.seed in design.json back to {saved}"
+    return Problem(what="what was read is not every sequence once", where=str(checkpoint.path), why=why, fix=fix)

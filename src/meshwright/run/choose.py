@@ -11,6 +11,7 @@ from meshwright import catalog, search
 from meshwright.run.detect import calibration_file
 from meshwright.run.machine import cache_root
 from meshwright.run.preflight import check_job
+from meshwright.search.fields import of_cluster, set_cluster
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec, Source
@@ -28,15 +29,19 @@ class Chosen:
     decision: search.Decision | None = None
 
 
-def choose(model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say) -> Chosen:
-    """The fastest design of `model` on `cluster` for `job` that can be trained.
+def choose(
+    model: str, *, cluster: str, job: JobSpec, measure: bool, say: Say, cluster_sets: Sequence[str] = ()
+) -> Chosen:
+    """The fastest design of `model` on `cluster`, with `cluster_sets` in force, for `job` that can be trained.
 
     This machine is measured for some seconds first when `measure` asks for it, or when it never was. Raises what
     check_job and search.design raise, and NoPlanFits when nothing that fits can be trained yet.
     """
     spec = catalog.load_model(model)
     check_job(job)
-    decision = search.design(spec, load_cluster(cluster, measure=measure, say=say), job, trainable=True)
+    machines = load_cluster(cluster, measure=measure, say=say)
+    asked = set_cluster(search.Question(model=spec, cluster=machines, job=job), cluster_sets)
+    decision = search.design(spec, asked.cluster, job, trainable=True)
     if decision.predicts_only:
         raise NoPlanFits(decision.predicts_only)
     return Chosen(design=decision.design, decision=decision)
@@ -101,9 +106,12 @@ def designed(
     if model is None or cluster is None:
         fix = "name a plan that `meshwright plan --out` wrote, or --model NAME --cluster NAME"
         raise ConfigError(Problem(what="nothing to count is named", fix=fix))
-    asked = catalog.load_job(str(job) if job else None, sets=sets)
+    machine_sets = of_cluster(sets)
+    asked = catalog.load_job(str(job) if job else None, sets=[each for each in sets if each not in machine_sets])
     machines = catalog.load_cluster(cluster, cache=cache_root())
-    decision = search.design(catalog.load_model(model), machines, asked, top=1, trainable=True)
+    question = search.Question(model=catalog.load_model(model), cluster=machines, job=asked)
+    question = set_cluster(question, machine_sets)
+    decision = search.design(question.model, question.cluster, asked, top=1, trainable=True)
     if decision.predicts_only:
         raise NoPlanFits(decision.predicts_only)
     return decision.design

@@ -223,6 +223,15 @@ def signal_workers(number: signal.Signals, *, module: str) -> None:
             continue
 
 
+def end_at_once() -> None:
+    """Workers of this process are killed as SIGQUIT does, and none is started in their place."""
+    handler = signal.getsignal(signal.SIGQUIT)
+    if callable(handler):
+        handler(signal.SIGQUIT, None)
+    else:
+        signal_workers(signal.SIGKILL, module=WORKER_MODULE)
+
+
 @contextmanager
 def workers_environment(num_workers: int, *, interface: str, word: str = "") -> Iterator[None]:
     """What workers and the agent read from the environment, as it was before afterwards; `word` is for those of an

@@ -176,10 +176,21 @@ def check_corpus(design: Design, corpus: Corpus, *, run_dir: Path) -> None:
     if tokens > vocab:
         raise ConfigError(_too_many_tokens(tokens, vocab))
     known = run_dir / "corpus.json"
-    if known.is_file() and read_json(known).get("digest") != corpus.digest:
+    if known.is_file() and _digest_in(known) != corpus.digest:
         why = "its text or tokenizer is not what the run began with, so its data order would not go on"
         fix = "give the same files, or start a new run"
         raise ConfigError(Problem(what="the corpus has changed", where="job.data", why=why, fix=fix))
+
+
+def _digest_in(known: Path) -> str:
+    """That of the text a run began with. Raises ConfigError where its record holds none."""
+    record = read_json(known)
+    digest = record.get("digest") if isinstance(record, dict) else None
+    if not isinstance(digest, str):
+        what, why = "the record of the text is damaged", "it holds no digest"
+        fix = "put it back; where it is deleted nothing is held against the text that the run began with"
+        raise ConfigError(Problem(what=what, where=str(known), why=why, fix=fix))
+    return digest
 
 
 def _too_many_tokens(tokens: int, vocab: int) -> Problem:

@@ -62,8 +62,7 @@ def train(
     Raises before anything starts: ConfigError, NoPlanFits or EnvironmentUnfit with every problem found. Raises
     WorkerFailed with the first failing rank's own error when workers fail; checkpoints that were complete stay.
     """
-    say, began = say or _to_stderr, time.time()
-    folder = expanded(run_dir)
+    say, began, folder = say or _to_stderr, time.time(), expanded(run_dir)
     design = with_absolute_paths(design)
     preflight.check_design(design)
     preflight.check_run_dir(design, run_dir=folder, resume=resume)
@@ -88,7 +87,7 @@ def train(
     preflight.check_corpus(design, corpus, run_dir=folder)
     arguments = [] if steps is None else ["--steps", str(steps)]
     arguments += [] if stop_after is None else ["--stop-at", str(began + stop_after)]
-    with claimed(folder):
+    with claimed(folder, end=end_workers) as claim:
         write_design(design, folder, predicted=predicted, decision=decision)
         _write_surroundings(design, corpus, folder)
         note(folder, launched_mark(folder, plan=design.plan.digest(), at=began))
@@ -96,10 +95,18 @@ def train(
             launched = _launched(design, folder, arguments=arguments, say=say, screen=screen)
             outcome = _outcome(design, folder, predicted=predicted, launched=launched)
         except BaseException as error:
-            note(folder, Mark(what=Moment.ENDED, at=time.time(), why=first_line(error)))
+            if claim.lost is None:
+                note(folder, Mark(what=Moment.ENDED, at=time.time(), why=first_line(error)))
             raise
         note(folder, outcome.ended.mark(at=time.time()))
     return replace(outcome, goodput=goodput_of(folder))
+
+
+def end_workers() -> None:
+    """No worker of this process is left, nor started again."""
+    from meshwright.run.launch import end_at_once
+
+    end_at_once()
 
 
 def _launched(design: Design, run_dir: Path, *, arguments: Sequence[str], say: Say, screen: Screen) -> Launched:

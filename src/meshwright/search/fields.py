@@ -34,7 +34,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "job.fix": "job.constraints.fix",
     }
 )
-_OPTIONAL = ("price_per_hour",)  # numbers that may be set where a machine has none
+_OPTIONAL = ("price_per_hour", "hours_between_failures", "watts")  # numbers that may be set where a machine has none
 _UNSWEPT = ("schema", "seed", "cluster.fits", "attention_rates", "sources")
 
 
@@ -49,6 +49,11 @@ class Field:
     @property
     def is_whole(self) -> bool:
         return isinstance(self.value, int)
+
+
+def of_cluster(entries: Sequence[str]) -> list[str]:
+    """Those of `entries` that set a field of the cluster."""
+    return [entry for entry in entries if re.match(r"\s*cluster\s*[.=]", entry)]
 
 
 def set_cluster(asked: Question, entries: Sequence[str]) -> Question:
@@ -107,7 +112,7 @@ def _full(written: str) -> str:
     for alias, full in ALIASES.items():
         if path == alias or path.startswith(f"{alias}."):
             return full + path.removeprefix(alias)
-    return path
+    return re.sub(r"^cluster\.groups\.(\d+)\.", r"cluster.groups[\1].", path)
 
 
 def _numbers(asked: Question) -> Iterator[tuple[str, Any]]:

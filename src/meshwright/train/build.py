@@ -29,7 +29,7 @@ from meshwright.train.events import Reactor
 from meshwright.train.feed import Feed
 from meshwright.train.inquiries import Inquiries
 from meshwright.train.interval import SaveForGoodput, predicted_costs, with_failures
-from meshwright.train.moved_away import MovedAway
+from meshwright.train.moved_away import MovedAway, Stays
 from meshwright.train.observe import trackers
 from meshwright.train.observe.collective_log import CollectiveLog
 from meshwright.train.observe.console import Console
@@ -254,7 +254,8 @@ def _reactors(
 
 
 def _keeping(run: Run, *, place: Place) -> Iterator[Reactor]:
-    """On rank 0, whose answers are files and lines alone."""
+    """Their answers are files alone, and lines on rank 0."""
+    yield Stays(marker=place.marker, log=place.log)
     if place.rank == 0 and place.replicas is None:
         yield MovedAway(place.run_dir, design=run.design)
         yield PassedOver(place.run_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def test_going_on_drops_the_lines_of_a_lost_past_and_a_torn_one(tmp_path: Path) 
     tracker.log({}, step=4)
     tracker.finish()
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_metrics_are_whole_again_where_their_folder_was_deleted_and_made_again(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    tracker = trackers.build((), run_dir=run)
+    tracker.start({}, step=0)
+    tracker.log({}, step=1)
+    shutil.rmtree(run)
+    tracker.log({}, step=2)
+    run.mkdir()
+    tracker.log({}, step=3)
+    assert [row["step"] for row in rows(run)] == [1, 2, 3]
+    shutil.rmtree(run)
+    run.mkdir()
+    tracker.finish()
+    assert [row["step"] for row in rows(run)] == [1, 2, 3]
 
 
 def test_tensorboard_keeps_scalars(tmp_path: Path) -> None:

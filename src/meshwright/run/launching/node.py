@@ -30,7 +30,7 @@ from meshwright.run.launching.shares import Share, shares
 from meshwright.run.machine import installed
 from meshwright.run.outcome import read_ended
 from meshwright.run.resume import check_resumable, is_done, nothing_left
-from meshwright.run.train import failure_of, remove_empty_logs, write_design
+from meshwright.run.train import end_workers, failure_of, remove_empty_logs, write_design
 from meshwright.spec import codec
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ConfigError, EnvironmentUnfit, ExitCode, Gathering, MeshwrightError, Problem
@@ -93,7 +93,7 @@ def take_part(
         greeting = replace(greeting, design=_digest(design))
     with ExitStack() as stack:
         if design is not None:
-            gathered.attempt(lambda: stack.enter_context(claimed(run_dir, node=node)))
+            gathered.attempt(lambda: stack.enter_context(claimed(run_dir, node=node, end=end_workers)))
         elastic: ElasticNode | None = None
         if design is not None and design.job.elastic.on and not gathered.problems:
             elastic = ElasticNode(

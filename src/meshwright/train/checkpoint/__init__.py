@@ -9,6 +9,7 @@ from meshwright.train.checkpoint.find import (
     newest,
     of_checkpoint,
     open_checkpoint,
+    places,
 )
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
 from meshwright.train.checkpoint.store import Store
@@ -25,4 +26,5 @@ __all__ = [
     "newest",
     "of_checkpoint",
     "open_checkpoint",
+    "places",
 ]

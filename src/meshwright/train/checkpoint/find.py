@@ -54,9 +54,15 @@ def path_of(directory: Path, step: int) -> Path:
 
 def folders(directory: Path) -> tuple[Path, ...]:
     """Folders of checkpoints, finished or not, newest first."""
+    return tuple(path for path in places(directory) if path.is_dir())
+
+
+def places(directory: Path) -> tuple[Path, ...]:
+    """As `folders`, with whatever else has the name of a checkpoint."""
     if not directory.is_dir():
         return ()
-    steps = {path: match for path in directory.iterdir() if (match := _NAME.match(path.name)) and path.is_dir()}
+    found = {path: match for path in directory.iterdir() if (match := _NAME.match(path.name))}
+    steps = {path: match for path, match in found.items() if path.is_dir() or path.name == match[0]}
     return tuple(sorted(steps, key=lambda path: (int(steps[path][1]), not path.suffix), reverse=True))
 
 
@@ -66,7 +72,7 @@ def newest(directory: Path, *, model: str | None = None, without: Collection[Pat
     `model` is the digest of the model it has to be of; None takes any. `without` is known to be unfit.
     """
     skipped = []
-    for folder in folders(directory):
+    for folder in places(directory):
         if folder in without:
             continue
         checkpoint = open_checkpoint(folder)
@@ -82,6 +88,9 @@ def newest(directory: Path, *, model: str | None = None, without: Collection[Pat
 def open_checkpoint(folder: Path) -> Checkpoint | Problem:
     """The checkpoint in `folder`, or what keeps it from being one. Checksums are left to `corrupt`."""
     fix = "resume from another checkpoint, or delete this one"
+    named = _NAME.match(folder.name)
+    if named and folder.exists() and not folder.is_dir():
+        return Problem(what=_CORRUPT, where=str(folder), why="it is a file, not a folder", fix="move it away")
     if not folder.is_dir():
         return Problem(what="there is no checkpoint", where=str(folder), fix="name a folder of RUN/checkpoints")
     if folder.name.endswith(PARTIAL):
@@ -94,6 +103,9 @@ def open_checkpoint(folder: Path) -> Checkpoint | Problem:
     if not is_sealed(folder):
         why = f"{MANIFEST} is not the one that was committed"
         return Problem(what=_CORRUPT, where=str(folder), why=why, fix=fix)
+    if named and int(named[1]) != manifest.step:
+        why = f"it holds step {manifest.step}, which is not that of its name"
+        return Problem(what=_CORRUPT, where=str(folder), why=why, fix="give it its own name back, or delete it")
     for name, record in manifest.files.items():
         path = folder / name
         if _leaves(path, name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -9,12 +10,20 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from meshwright.spec.errors import EnvironmentUnfit, Problem
+from meshwright.spec.errors import FULL, EnvironmentUnfit, Problem
 
 T = TypeVar("T")
 
 PATIENCE = timedelta(minutes=30)
 DESCRIBED = "checkpoints"  # how torch knows the group, which waits for a disk and not for a step
+
+
+_FIXES = {
+    FULL: "free space there",
+    (errno.EACCES, errno.EPERM, errno.EROFS): "make it writable",
+    (errno.ENOENT, errno.ESTALE): "leave the folder where it is while the run goes on",
+    (errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR): "move away what is in its place",
+}
 
 
 class Peers:
@@ -52,16 +61,13 @@ class Peers:
     def agree(self, work: Callable[[], T]) -> T | Problem:
         """Every rank did `work`; the result of this rank, or on every rank the first failure of any rank."""
         result: T | None = None
-        failure: str | None = None
+        failure: Problem | None = None
         try:
             result = work()
         except (Exception, CheckpointException) as error:  # whatever it is, no rank may be left waiting
-            failure = told(error)
-        failures = self.gather(failure)
-        first = next((rank for rank, found in enumerate(failures) if found is not None), None)
-        if first is None:
-            return result  # type: ignore[return-value]  # the work ended
-        return Problem(what=f"rank {first}: {failures[first]}")
+            failure = Problem(what=f"rank {self.rank}: {told(error)}", fix=mended_by(error))
+        first = next((found for found in self.gather(failure) if found is not None), None)
+        return result if first is None else first  # type: ignore[return-value]  # without a failure the work ended
 
     def close(self) -> None:
         if self.group is not None and dist.is_initialized():
@@ -71,9 +77,21 @@ class Peers:
 
 def told(error: BaseException) -> str:
     """The innermost message: a checkpoint library wraps what the disk said."""
+    inner = _innermost(error)
+    return str(inner).strip() or repr(inner)
+
+
+def mended_by(error: BaseException) -> str:
+    """What a person does about the innermost error, as far as the system says what it is."""
+    inner = _innermost(error)
+    number = inner.errno if isinstance(inner, OSError) else None
+    return next((fix for numbers, fix in _FIXES.items() if number in numbers), "free space there or make it writable")
+
+
+def _innermost(error: BaseException) -> BaseException:
     failures = getattr(error, "failures", None)
     if failures:
         first = next(iter(failures.values()))
-        return told(first[0] if isinstance(first, tuple) else first)
+        return _innermost(first[0] if isinstance(first, tuple) else first)
     cause = error.__cause__ or error.__context__
-    return told(cause) if cause is not None and not isinstance(error, OSError) else str(error).strip() or repr(error)
+    return _innermost(cause) if cause is not None and not isinstance(error, OSError) else error

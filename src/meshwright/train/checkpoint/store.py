@@ -39,13 +39,14 @@ from meshwright.train.checkpoint.find import (
     reader_of,
 )
 from meshwright.train.checkpoint.manifest import Manifest, model_digest
-from meshwright.train.checkpoint.peers import PATIENCE, Peers, told
+from meshwright.train.checkpoint.peers import PATIENCE, Peers, mended_by, told
 from meshwright.train.checkpoint.staging import Staging
 from meshwright.train.checkpoint.write import Retention, failed, forget, write
 from meshwright.train.huggingface import load_weights
 from meshwright.train.state import TrainState
 
 T = TypeVar("T")
+UNANSWERED = "see that the disk answers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +248,7 @@ class Store:
             self._thread.join(PATIENCE.total_seconds())
             if self._thread.is_alive():
                 why = f"its files are not written after {format_seconds(PATIENCE.total_seconds())} of waiting"
-                raise EnvironmentUnfit(failed(self._saving, why, directory=self._directory))
+                raise EnvironmentUnfit(failed(self._saving, why, directory=self._directory, fix=UNANSWERED))
             self._thread = None
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -280,7 +281,7 @@ class Store:
         try:
             done = write(tensors_of, manifest, directory=self._directory, peers=self._peers, retention=retention)
         except (Exception, CheckpointException) as error:  # a thread's exception is lost; the run must hear of it
-            done = failed(step, told(error), directory=self._directory)
+            done = failed(step, told(error), directory=self._directory, fix=mended_by(error))
         if isinstance(done, Problem):
             self._failure = done
         else:

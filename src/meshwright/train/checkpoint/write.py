@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -51,7 +52,7 @@ def write(
     """
     final = path_of(directory, manifest.step)
     begun = final.with_name(final.name + PARTIAL)
-    done: Written | Problem | None = peers.agree(partial(_on_first, peers, partial(_begin, begun)))
+    done: Written | Problem | None = peers.agree(partial(_on_first, peers, partial(_begin, begun, final)))
     if done is None:
         done = peers.agree(partial(write_tensors, begun))
     if isinstance(done, Written):
@@ -63,7 +64,7 @@ def write(
         done = failure
     if peers.rank == 0:
         shutil.rmtree(begun, ignore_errors=True)
-    return failed(manifest.step, done.what, directory=directory)
+    return failed(manifest.step, done.what, directory=directory, fix=done.fix)
 
 
 def _gathered(written: Written, peers: Peers) -> Mapping[str, FileRecord]:
@@ -72,15 +73,16 @@ def _gathered(written: Written, peers: Peers) -> Mapping[str, FileRecord]:
     return dict(sorted(entry for share in peers.gather(mine) for entry in share.items()))
 
 
-def failed(step: int, why: str, *, directory: Path) -> Problem:
-    """The checkpoint of `step` could not be saved; what is left to resume from."""
+def failed(step: int, why: str, *, directory: Path, fix: str) -> Problem:
+    """The checkpoint of `step` could not be saved, or what follows a save not be done; what is left to resume from."""
     last = newest(directory).checkpoint
     left = "no checkpoint is left" if last is None else f"the checkpoint of step {last.step} is whole"
+    is_whole = last is not None and last.step == step
     return Problem(
-        what=f"the checkpoint of step {step} was not saved",
+        what=f"the checkpoint of step {step} {'was saved, and the run cannot go on' if is_whole else 'was not saved'}",
         where=str(directory),
         why=why,
-        fix=f"free space there or make it writable, then resume; {left}; {file_system(directory)}",
+        fix=f"{fix}, then resume; {left}; {file_system(directory)}",
     )
 
 
@@ -89,7 +91,10 @@ def _on_first(peers: Peers, work: Callable[[], None]) -> None:
         work()
 
 
-def _begin(begun: Path) -> None:
+def _begin(begun: Path, final: Path) -> None:
+    for place in (begun, final, final.with_name(final.name + _REPLACED)):
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a file is where a folder of checkpoints would be", str(place))
     shutil.rmtree(begun, ignore_errors=True)
     begun.mkdir(parents=True)
 

@@ -121,12 +121,19 @@ class CollectiveLog:
         self._sequences.append([0, 0])
         self._numbers[group.name, len(group.ranks)] = len(self._groups) - 1
         if self._path is not None:
-            told = [{"name": it.name, "described": it.described, "runs": _runs(it.ranks)} for it in self._groups]
-            fresh = self._path.with_suffix(".partial")
             with suppress(OSError):
-                fresh.write_text(json.dumps({"groups": told}))
-                fresh.replace(self._path.with_suffix(".json"))
+                self._write_groups(self._path)
         return len(self._groups) - 1
+
+    def stay(self) -> None:
+        """What is kept is in its files, where the run directory was made again without them."""
+        if self._path is None or self._path.is_file():
+            return
+        with suppress(OSError):
+            memory = _mapped(self._path, len(self._memory))
+            memory[:] = bytes(self._memory)
+            self._memory = memory
+            self._write_groups(self._path)
 
     def begin_step(self, number: int) -> None:
         """What follows is of step `number`."""
@@ -170,6 +177,12 @@ class CollectiveLog:
     def leave(self, slot: int, *, inside_seconds: float) -> None:
         """What was entered in `slot` is over."""
         _LEFT.pack_into(self._memory, slot + _LEFT_AT, self._out + self._offset, inside_seconds)
+
+    def _write_groups(self, path: Path) -> None:
+        told = [{"name": it.name, "described": it.described, "runs": _runs(it.ranks)} for it in self._groups]
+        fresh = path.with_suffix(".partial")
+        fresh.write_text(json.dumps({"groups": told}))
+        fresh.replace(path.with_suffix(".json"))
 
 
 def path_of(run_dir: Path, rank: int) -> Path:

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,7 +46,8 @@ def last_step(run_dir: Path) -> int:
 class JsonLines:
     """`metrics.jsonl`: one object a line, flushed at once; `summary.json` at the end.
 
-    What JSON has no number for, such as a loss that is not finite, is null.
+    What JSON has no number for, such as a loss that is not finite, is null. Where the run directory is deleted or moved
+    away and made again, the file is there again with all that was in it.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -58,10 +60,11 @@ class JsonLines:
         fresh = self.path.with_suffix(".partial")
         fresh.write_text("".join(f"{line}\n" for line in kept))
         fresh.replace(self.path)
-        self._file = self.path.open("a")
+        self._file = self.path.open("a+")
 
     def log(self, values: Values, *, step: int) -> None:
         finite = {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
+        self._return()
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
 
@@ -72,9 +75,23 @@ class JsonLines:
         self._files.append(path.name)
 
     def finish(self) -> None:
+        self._return()
         self._file.close()
         document = {**self._summary, "files": self._files}
         self.path.with_name("summary.json").write_text(json.dumps(document, indent=1) + "\n")
+
+    def _return(self) -> None:
+        """What was written is in the file, where its folder was made again without it."""
+        if self.path.exists() or not self.path.parent.is_dir():
+            return
+        with suppress(FileNotFoundError):  # the folder is gone once more
+            fresh = self.path.with_suffix(".partial")
+            with fresh.open("w") as file:
+                self._file.seek(0)
+                shutil.copyfileobj(self._file, file)
+            fresh.replace(self.path)
+            self._file.close()
+            self._file = self.path.open("a+")
 
 
 class TensorBoard:

@@ -57,12 +57,8 @@ class Marker:
         self.now = Whereabouts(step=0, section=Section.BUILD)
         self._process = os.getpid()
         self._memory: mmap.mmap | None = None
-        path = path_of(run_dir, rank)
-        with suppress(OSError):  # a file system that maps no files takes this help away and nothing else
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b" " * _SIZE)
-            with path.open("r+b") as file:
-                self._memory = mmap.mmap(file.fileno(), _SIZE)
+        self._path = path_of(run_dir, rank)
+        self._map()
         self.mark(step=0, section=Section.BUILD)
 
     def mark(self, *, step: int, section: Section) -> None:
@@ -75,6 +71,19 @@ class Marker:
     def beat(self) -> None:
         """This rank gets on in the section that it is in."""
         self.mark(step=self.now.step, section=self.now.section)
+
+    def stay(self) -> None:
+        """The file is there, where the run directory was made again without it."""
+        if not self._path.is_file():
+            self._map()
+            self.beat()
+
+    def _map(self) -> None:
+        with suppress(OSError):  # a file system that maps no files takes this help away and nothing else
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(b" " * _SIZE)
+            with self._path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), _SIZE)
 
 
 def path_of(run_dir: Path, rank: int) -> Path:
