@@ -205,8 +205,7 @@ def enumerate_plans(
     if trainable:
         asked = asked.without(untrained(job))
     check_job(model, cluster, job)
-    precisions = allowed_precisions(job, cluster)
-    product = Product(asked)
+    precisions, product = allowed_precisions(job, cluster), Product(asked)
     _tensor(product, model, cluster, job)
     _context(product, model, cluster, job)
     _pipeline_and_data(product, model, cluster, job)
