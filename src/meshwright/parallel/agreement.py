@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -106,7 +106,8 @@ class Order:
             if isinstance(unit, FSDPModule):
                 acts = [f"{verb} {path or name}" for verb in _VERBS]
                 self._acts += acts
-                watch_passes(unit, *(partial(self._meet, act) for act in acts), used=usage.note)
+                forward, backward, reduces = (partial(self._meet, act) for act in acts)
+                watch_passes(unit, forward, partial(self._goes_back, backward), reduces, used=usage.note)
         self._numbers = {act: number for number, act in enumerate(self._acts)}
         module.register_forward_hook(self._forward_ends)
 
@@ -115,6 +116,12 @@ class Order:
 
     def _forward_ends(self, _module: nn.Module, _args: object, _output: object) -> None:
         self._meet(_FORWARD_ENDS)
+
+    def _goes_back(self, meet: Callable[[], None]) -> None:
+        if torch.is_grad_enabled():
+            what = "gradients that have gradients (create_graph=True), and a backward frees what shards were gathered"
+            raise ConfigError(Problem(what=what, where=self._where, fix="use replicate and tensor, and shard nothing"))
+        meet()
 
     def _meet(self, act: str) -> None:
         other = self._acts[self._peers.told(self._numbers[act])]
