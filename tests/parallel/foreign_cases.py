@@ -218,7 +218,7 @@ def without_memory() -> tuple[bool, float]:
 
 
 def _penalty(module: nn.Module, x: Tensor) -> Tensor:
-    """The mean square of gradients by inputs and by weights, of logits and of a sum."""
+    """The sum of squares of gradients by inputs and by weights."""
     x = x.clone().requires_grad_()
     held = [x, *module.parameters()]
     gradients = torch.autograd.grad(module(x).square().mean(), held, create_graph=True)
@@ -227,7 +227,7 @@ def _penalty(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _smooth() -> tuple[nn.Module, Tensor]:
-    """Matrices divided by columns and rows, and rows of a head whose logits are gathered."""
+    """Matrices divided by columns and rows between ones that are whole."""
     torch.manual_seed(2)
     steps = (nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12))
     return nn.Sequential(*steps).double(), torch.randn(4, WIDTH, dtype=torch.float64)

@@ -71,7 +71,7 @@ class Usage:
 
     def follow_autograd(self) -> None:
         """Notes are made where autograd forms gradients; those of shards are not formed so."""
-        for parameter in self._parameters:
+        for parameter in self._parameters if self._peers is not None else ():
             parameter.register_post_accumulate_grad_hook(self.note)
 
     def note(self, parameter: nn.Parameter) -> None:
@@ -128,6 +128,6 @@ class Order:
         if other != act:
             what = f"this rank {act} where rank {self._peers.before} {other}"
             why = "what they gather or reduce would be of unlike blocks"
-            fix = "let all data ranks run the same blocks in one order: draw alike which are left out, and call an expert "
-            fix += "without tokens with none; or shard nothing"
+            fix = "let all data ranks run the same blocks in one order: draw alike which are left out, and call an "
+            fix += "expert without tokens with none; or shard nothing"
             raise ConfigError(Problem(what=what, where=self._where, why=why, fix=fix))

@@ -15,7 +15,7 @@ from meshwright.parallel.agreement import Order, Usage, peers_of
 from meshwright.parallel.clip import clip_gradients, gradient_norm, local_part
 from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
 from meshwright.parallel.divided import Divided, GroupAxis, ImaginedAxis, Indivisible, order, own
-from meshwright.parallel.foreign_parts import Parts, name_reads, recompute_forward
+from meshwright.parallel.foreign_parts import Parts, name_reads, part_with, recompute_forward
 from meshwright.parallel.foreign_rules import apart_from, blocks_of, recompute_of, unfit_for
 from meshwright.parallel.mesh import Mesh, build_mesh
 from meshwright.parallel.precision import Dtypes, dtypes
@@ -185,6 +185,7 @@ def _lay(
     submesh, sharding = mesh.along(AxisName.TENSOR), plan.first_group.sharding
     axis = None if submesh is None else GroupAxis(submesh)
     sharded, blocks, name = is_sharded(sharding, mesh), blocks_of(module), type(module).__name__
+    before = dict(module.named_parameters())
     parts = Parts(module, rules=rules, axis=axis, device=device, dtype=kinds.master, group=mesh.everyone)
     casts = kinds.compute if kinds.casts and not sharded else None
     for block, recompute in zip(blocks, recompute_of(plan, blocks=len(blocks)), strict=True):
@@ -200,6 +201,7 @@ def _lay(
     if sharded:
         name_reads(module)
         shard_module(module, mesh=mesh, sharding=sharding, dtypes=kinds)
+    part_with(before, module)
     synchronizer = build_synchronizer(
         module,
         mesh=mesh,

@@ -268,3 +268,8 @@ def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` of tuples, lists, dicts and registered classes with `function` of every leaf."""
     return _pytree.tree_map(function, tree)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """What such a `tree` holds."""
+    return _pytree.tree_leaves(tree)
