@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from meshwright.parallel.foreign import Parallelized, parallelize
@@ -214,3 +215,36 @@ def without_memory() -> tuple[bool, float]:
     whole = Gpt2()
     whole.load_state_dict(weights)
     return held and logits.dtype is torch.bfloat16, float((logits.float() - whole(tokens)).abs().max())
+
+
+def _penalty(module: nn.Module, x: Tensor) -> Tensor:
+    """The sum of squares of gradients by inputs and by weights."""
+    x = x.clone().requires_grad_()
+    held = [x, *module.parameters()]
+    gradients = torch.autograd.grad(module(x).square().mean(), held, create_graph=True)
+    whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+    return torch.stack([g.square().sum() for g in whole]).sum()
+
+
+def _smooth() -> tuple[nn.Module, Tensor]:
+    """Matrices divided by columns and rows between ones that are whole."""
+    torch.manual_seed(2)
+    steps = (nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 12))
+    return nn.Sequential(*steps).double(), torch.randn(4, WIDTH, dtype=torch.float64)
+
+
+def penalised(degrees: dict[str, Any]) -> dict[str, float] | str:
+    """How far gradients of a penalty on gradients are from those of one device; what is said where there are none."""
+    (expected, x), (module, _) = _smooth(), _smooth()
+    _penalty(expected, x).backward()
+    laid = parallelize(module, plan_of_degrees(precision="fp64", **degrees), example=(x[:1],))
+    try:
+        laid.backward(_penalty(laid.module, x))
+    except ConfigError as error:
+        return str(error)
+    apart = {}
+    for (name, one), other in zip(expected.named_parameters(), module.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        apart[name] = float((laid.whole_of(name, other.grad) - one.grad).abs().max())
+    return apart

@@ -131,6 +131,16 @@ def test_a_module_that_a_list_holds_several_times_keeps_its_weights(pool: Pool) 
     assert max(pool.run(foreign_cases.again, ranks=2)) < 1e-5
 
 
+def test_gradients_of_gradients_are_those_of_one_device(pool: Pool) -> None:
+    for apart in pool.run(foreign_cases.penalised, {"tensor": 2}, ranks=2):
+        assert max(apart.values()) < 1e-12
+
+
+def test_gradients_of_gradients_are_refused_where_shards_are_gathered(pool: Pool) -> None:
+    for said in pool.run(foreign_cases.penalised, {"shard": 2, "sharding": "zero2"}, ranks=2):
+        assert said.startswith("Sequential: gradients that have gradients (create_graph=True)")
+
+
 @pytest.mark.parametrize("used", ["one.weight", "other.weight"])
 def test_a_matrix_all_of_which_is_used_is_whole(pool: Pool, used: str) -> None:
     assert max(pool.run(foreign_cases.summed, used, ranks=2)) < 1e-5

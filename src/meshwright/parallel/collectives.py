@@ -1,4 +1,7 @@
-"""Collectives inside the model as autograd functions: enter and leave a region where each rank holds a part."""
+"""Collectives inside the model as autograd functions: enter and leave a region where each rank holds a part.
+
+The gradient of each is another of them, so that gradients of gradients meet too.
+"""
 
 from __future__ import annotations
 
@@ -67,19 +70,20 @@ class EnterReplicated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return total(grads[0], ctx.group), None
+        return LeaveReplicated.apply(grads[0], ctx.group), None
 
 
 class LeaveReplicated(torch.autograd.Function):
     """The sum of the ranks' partial x; its gradient goes to each rank whole."""
 
     @staticmethod
-    def forward(_ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
         return total(x, group)
 
     @staticmethod
-    def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0], None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return EnterReplicated.apply(grads[0], ctx.group), None
 
 
 class EnterSequence(torch.autograd.Function):
@@ -92,7 +96,7 @@ class EnterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return scatter_sequence(grads[0], ctx.group), None
+        return LeaveSequence.apply(grads[0], ctx.group), None
 
 
 class LeaveSequence(torch.autograd.Function):
@@ -105,7 +109,7 @@ class LeaveSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return gather_sequence(grads[0], ctx.group), None
+        return EnterSequence.apply(grads[0], ctx.group), None
 
 
 class SumShared(torch.autograd.Function):
@@ -118,7 +122,7 @@ class SumShared(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return total(grads[0], ctx.group), None
+        return SumShared.apply(grads[0], ctx.group), None
 
 
 class GatherColumns(torch.autograd.Function):
@@ -134,4 +138,17 @@ class GatherColumns(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0].chunk(ctx.group.size(), dim=-1)[ctx.group.rank()].contiguous(), None
+        return OwnColumns.apply(grads[0], ctx.group), None
+
+
+class OwnColumns(torch.autograd.Function):
+    """This rank's run of x, that all ranks hold alike, along the last dim; gradients are gathered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.chunk(group.size(), dim=-1)[group.rank()].contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return GatherColumns.apply(grads[0], ctx.group), None

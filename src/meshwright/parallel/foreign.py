@@ -11,10 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.parallel.agreement import Order, Usage, peers_of
 from meshwright.parallel.clip import clip_gradients, gradient_norm, local_part
 from meshwright.parallel.data import build_synchronizer, is_sharded, shard_module
 from meshwright.parallel.divided import Divided, GroupAxis, ImaginedAxis, Indivisible, order, own
-from meshwright.parallel.foreign_parts import Parts, name_reads, recompute_forward
+from meshwright.parallel.foreign_parts import Parts, name_reads, part_with, recompute_forward
 from meshwright.parallel.foreign_rules import apart_from, blocks_of, recompute_of, unfit_for
 from meshwright.parallel.mesh import Mesh, build_mesh
 from meshwright.parallel.precision import Dtypes, dtypes
@@ -41,6 +42,8 @@ class Parallelized:
     rules: Rules
     device: torch.device
     synchronizer: Synchronizer
+    usage: Usage
+    order: Order | None
 
     def backward(self, loss: Tensor, *, last: bool = True) -> None:
         """Gradients of `loss`, a mean over this rank's sequences, are added. Collective.
@@ -49,10 +52,14 @@ class Parallelized:
         accumulates is divided by the number of microbatches by its caller.
         """
         self.synchronizer.after_forward(last=last)
+        self.usage.before_backward()
         self.synchronizer.before_backward(last=last)
         (loss / self.mesh.data_size).backward()
+        if self.order is not None:
+            self.order.backward_ends()
         if last:
             self.synchronizer.after_backward()
+            self.usage.after_backward()
 
     def gradient_norm(self) -> Tensor:
         """The 2-norm of all gradients of the whole module, the same on every rank, in fp64. Collective."""
@@ -177,7 +184,8 @@ def _lay(
         torch.set_float32_matmul_precision("high")  # torch keeps this for the whole process
     submesh, sharding = mesh.along(AxisName.TENSOR), plan.first_group.sharding
     axis = None if submesh is None else GroupAxis(submesh)
-    sharded, blocks = is_sharded(sharding, mesh), blocks_of(module)
+    sharded, blocks, name = is_sharded(sharding, mesh), blocks_of(module), type(module).__name__
+    before = dict(module.named_parameters())
     parts = Parts(module, rules=rules, axis=axis, device=device, dtype=kinds.master, group=mesh.everyone)
     casts = kinds.compute if kinds.casts and not sharded else None
     for block, recompute in zip(blocks, recompute_of(plan, blocks=len(blocks)), strict=True):
@@ -193,6 +201,7 @@ def _lay(
     if sharded:
         name_reads(module)
         shard_module(module, mesh=mesh, sharding=sharding, dtypes=kinds)
+    part_with(before, module)
     synchronizer = build_synchronizer(
         module,
         mesh=mesh,
@@ -200,10 +209,24 @@ def _lay(
         dtypes=kinds,
         sharded=ShardedGradients,
     )
+    peers = peers_of(mesh)
+    usage = Usage(module, peers=peers)
+    order = Order(module, name=name, peers=peers, usage=usage) if sharded and peers is not None else None
+    if order is None:
+        usage.follow_autograd()
     _watch(module, axis=axis, dtype=kinds.compute if kinds.casts else None, synchronizer=synchronizer)
     if axis is not None:
         _draw_alike(axis, device)
-    return Parallelized(module=module, plan=plan, mesh=mesh, rules=rules, device=device, synchronizer=synchronizer)
+    return Parallelized(
+        module=module,
+        plan=plan,
+        mesh=mesh,
+        rules=rules,
+        device=device,
+        synchronizer=synchronizer,
+        usage=usage,
+        order=order,
+    )
 
 
 def _home(module: nn.Module) -> torch.device:

@@ -14,9 +14,9 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.parallel.divided import GroupAxis, divided, own
-from meshwright.parallel.divided_functions import Ruled
+from meshwright.parallel.divided_functions import LOOKS, SIZES, Ruled, function_name
 from meshwright.parallel.rules import Rules
-from meshwright.parallel.torch_compat import meets_shards
+from meshwright.parallel.torch_compat import meets_shards, plainly, tree_leaves
 from meshwright.spec.errors import ConfigError, Problem
 
 Reader = Callable[[Tensor], Tensor]
@@ -73,8 +73,12 @@ class Parts:
         return self._first[f"{path}.{key}" if path else key]
 
     def _taken(self, name: str, parameter: nn.Parameter) -> nn.Parameter:
+        """The parameter `name` laid: the same object where no axis divides it and it had memory."""
         division = self._rules.parts[name].division
         whole = self._alike(parameter.detach())
+        if self._axis is None and parameter.device.type != "meta":
+            parameter.data, parameter.grad = whole, None
+            return parameter
         if self._axis is None:
             return nn.Parameter(whole, requires_grad=parameter.requires_grad)
         local = whole
@@ -112,6 +116,33 @@ class Parts:
             return divided(local, division, kind=Ruled, axis=axis, origins=frozenset({name}))
 
         return read
+
+
+class Replaced(nn.Parameter):
+    """What a parameter was before it was laid, for those who still hold it: it trains no more, so any use of it but
+    looks at its shape and kind raises ConfigError."""
+
+    laid_as: str
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if function_name(func) in LOOKS | SIZES:
+            return plainly(func, *args, **(kwargs or {}))
+        leaves = tree_leaves((args, dict(kwargs or {})))
+        where = next(x.laid_as for x in leaves if isinstance(x, Replaced))
+        what = f"{function_name(func)} of what this parameter was before the module was laid"
+        why = "an attribute that registers nothing (a tuple, a closure) or an optimizer made before holds it"
+        fix = "read it as the parameter of its module in every forward, and make optimizers of laid.module.parameters()"
+        raise ConfigError(Problem(what=what, where=where, why=why, fix=fix))
+
+
+def part_with(before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
+    """Parameters `before` that `module` does not hold any more are not mistaken for what it holds."""
+    held = {id(parameter) for parameter in module.parameters()}
+    for name, parameter in before.items():
+        if id(parameter) not in held:
+            parameter.__class__ = Replaced
+            parameter.laid_as = name  # type: ignore[attr-defined]  # of the class that it has now
 
 
 def _read(owner: nn.Module, *, key: str, reader: Reader) -> Tensor | None:

@@ -285,6 +285,16 @@ def _gradients_are_dense(module: nn.Module, plan: Plan, _blocks: Blocks) -> Foun
             yield Problem(what=what, where=where, fix="use sparse=False")
 
 
+def _hooks_stay(module: nn.Module, plan: Plan, _blocks: Blocks) -> Found:
+    """One device that had the parameters keeps them, and their hooks."""
+    for name, parameter in module.named_parameters():
+        stays = plan.world_size == 1 and parameter.device.type != "meta"
+        if not stays and (parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)):
+            what = "has a hook, which would see a gradient before ranks meet, or none"
+            fix = "remove it, and change p.grad between laid.backward(loss) and optimizer.step()"
+            yield Problem(what=what, where=name, fix=fix)
+
+
 def _one_width(module: nn.Module, _plan: Plan, _blocks: Blocks) -> Found:
     """All parameters are laid in one dtype, and a forward that goes between fp64 and others would meet another."""
     wide = {name: x.dtype is torch.float64 for name, x in module.named_parameters() if x.is_floating_point()}
@@ -323,6 +333,7 @@ _MODULE = (
     ("module-shards-have-rows", _shards_have_rows),
     ("module-shards-real", _shards_are_real),
     ("module-gradients-dense", _gradients_are_dense),
+    ("module-hooks-stay", _hooks_stay),
     ("module-one-width", _one_width),
     ("module-changed-by-backward", _changed_by_backward_alone),
 )

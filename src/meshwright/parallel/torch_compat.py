@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, TrainingState
 from torch.distributed.tensor import DTensor, _redistribute, debug
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils import _pytree
@@ -97,13 +97,9 @@ def gradients_formed(module: FSDPModule) -> None:
         trained = [entry for entry in group.fsdp_params if entry.sharded_param.requires_grad]
         without = [entry for entry in trained if not _has_gradient(entry)]
         reached = len(without) < len(trained) or group.all_reduce_grads
-        if isinstance(group.mesh_info, HSDPMeshInfo) and group.reduce_grads and reached:
-            for entry in without:
-                entry.unsharded_param.grad = torch.zeros_like(entry.unsharded_param)
-        for entry in group.fsdp_params:
-            # Those that came with the input's gradient are kept in the precision of the reduction already.
-            entry.accumulate_unsharded_grad_if_needed()
-            entry.to_accumulated_grad_if_needed()
+        filled = isinstance(group.mesh_info, HSDPMeshInfo) and group.reduce_grads and reached
+        # Those that came with the input's gradient are kept in the precision of the reduction already.
+        _fill(group, without if filled else ())
         group.post_backward()
 
 
@@ -111,6 +107,64 @@ def _groups(module: FSDPModule) -> Iterator[Any]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     yield from (group for group in ([state._fsdp_param_group] if groups is None else groups) if group is not None)
+
+
+def watch_passes(
+    module: FSDPModule,
+    forward: Callable[[], None],
+    backward: Callable[[], None],
+    reduces: Callable[[], None],
+    *,
+    used: Callable[[nn.Parameter], None],
+) -> None:
+    """The first three are called ahead of what `module`'s own parameters do: before they are gathered for a forward, or
+    for a backward, and before their gradients are reduced; `used` with each that got a gradient.
+
+    A reduction after a forward is of all that train: those without a gradient count as zero, since another rank may
+    have one.
+    """
+    for group in _groups(module):
+        _watch(group, forward, backward, reduces, used)
+
+
+def _watch(group: Any, forward: Any, backward: Any, reduces: Any, used: Any) -> None:
+    pre_forward, pre_backward, post_backward = group.pre_forward, group.pre_backward, group.post_backward
+    ran = False
+
+    def before_forward(*args: Any) -> Any:
+        nonlocal ran
+        ran = ran or torch.is_grad_enabled()
+        forward()
+        return pre_forward(*args)
+
+    def before_backward(*args: Any) -> Any:
+        if group._training_state is not TrainingState.PRE_BACKWARD:
+            backward()
+        return pre_backward(*args)
+
+    def before_reduction(*args: Any) -> Any:
+        nonlocal ran
+        trained = [entry for entry in group.fsdp_params if entry.sharded_param.requires_grad] if ran else []
+        found = [entry for entry in trained if _has_gradient(entry)]
+        for entry in found:
+            used(entry.sharded_param)
+        if trained and group.reduce_grads:
+            ran = False
+            reduces()
+            if len(found) < len(trained):
+                _fill(group, [entry for entry in trained if entry not in found])
+        return post_backward(*args)
+
+    group.pre_forward, group.pre_backward, group.post_backward = before_forward, before_backward, before_reduction
+
+
+def _fill(group: Any, without: Sequence[Any]) -> None:
+    """Gradients of `without` are zero, and all of the group in the precision of its reduction."""
+    for entry in without:
+        entry.unsharded_param.grad = torch.zeros_like(entry.unsharded_param)
+    for entry in group.fsdp_params:
+        entry.accumulate_unsharded_grad_if_needed()
+        entry.to_accumulated_grad_if_needed()
 
 
 def summed_gradients(units: Sequence[FSDPModule]) -> Iterator[Tensor]:
@@ -214,3 +268,8 @@ def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` of tuples, lists, dicts and registered classes with `function` of every leaf."""
     return _pytree.tree_map(function, tree)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """What such a `tree` holds."""
+    return _pytree.tree_leaves(tree)
