@@ -65,7 +65,7 @@ def design(
     blocks, stages = len(spec.blocks), pipeline * chunks
     divided = sharding if sharding is not Sharding.NONE or shard == 1 else Sharding.OPTIMIZER
     v_shaped = kind in (ScheduleKind.ZERO_BUBBLE_V, ScheduleKind.DUAL_PIPE_V)
-    starts = bounds or tuple(even(blocks)(pipeline, range(pipeline * chunks)))
+    starts = bounds or tuple(even(blocks)(pipeline, range(pipeline * chunks), world))
     group = BlockGroup(
         start=0,
         stop=blocks,

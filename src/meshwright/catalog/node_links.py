@@ -15,8 +15,8 @@ _SHARE = (
     "rings among 248 nodes of eight H200 reach 350 of 400 GB/s with 512 MiB (NVIDIA/nccl-tests issue 283); three of "
 )
 _SHARE += "A100 with four HDR adapters 96 of 100 (issue 119)"
-_STEP = "a step of a plain ring over NVLink by which NCCL 2.24 chooses (src/graph/tuning.cc)"
-_FAR_STEP = "a step of a plain ring over InfiniBand by which NCCL 2.24 chooses (src/graph/tuning.cc)"
+_STEP = "a step of a plain ring over NVLink by which NCCL 2.24 chooses (its tuning.cc)"
+_FAR_STEP = "a step of a plain ring over InfiniBand by which NCCL 2.24 chooses (its tuning.cc)"
 _SUMS = "NVLink SHARP: the share of bandwidth that NCCL 2.24 counts on (nvlsEfficiency in src/graph/tuning.cc)"
 _SOCKETS = "typical of a step of NCCL over TCP sockets; not measured"
 _SOCKET_SHARE = (
