@@ -20,7 +20,7 @@ MOST_TRIES = 200
 NEAR = {"fp32": 1e-4, "bf16": 0.1, "fp8": 0.3, "fp8-row": 0.3, "fp8-block": 0.3, "mxfp8": 0.3, "nvfp4": 0.8}
 NEAR_GRADIENTS = {"int8": 0.1, "fp8": 0.1, "bf16": 0.1}
 # How far a second update may be by moments that lie in blocks of one byte, of which each rank has its own.
-NEAR_MOMENTS = {"dynamic8": 0.3, "fp8": 0.3}
+NEAR_MOMENTS = {"dynamic8": 0.05, "fp8": 0.05}
 
 
 def beside_one_device(pool: Pool, draw: Draw, *, rank: Rank = parity_cases.one_rank) -> None:
