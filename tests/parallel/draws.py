@@ -16,7 +16,16 @@ from meshwright.spec.errors import Problem
 from meshwright.spec.exchange import Exchange, ExchangeKind, TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
-from meshwright.spec.optimizer import Adafactor, Moments, Muon, Optimizer, OptimizerSpec, Sgd
+from meshwright.spec.optimizer import (
+    Adafactor,
+    Moments,
+    Muon,
+    Optimizer,
+    OptimizerKind,
+    OptimizerSpec,
+    ParameterGroup,
+    Sgd,
+)
 from meshwright.spec.plan import (
     Axis,
     AxisName,
@@ -40,10 +49,26 @@ from tests.support import models
 from tests.support.designs import LINK, SEQUENCE, cluster
 
 OPTIMIZERS = {"adamw": OptimizerSpec, "muon": Muon, "sgd": Sgd}
+PLAIN_SGD = "sgd without momentum"
 # Adafactor's first step divides a gradient by its own size, and some of these gradients are rounding alone: not below
 # this.
 ADAFACTOR = "adafactor"
 _SQUARED = 1e-8
+# What is different for some parameters: the rate, the decay, or the kind.
+GROUPS = {
+    "none": (),
+    "rates": (
+        ParameterGroup(names=("layers.0.*", "head.*norm*"), learning_rate_factor=0.1),
+        ParameterGroup(names=("layers.*.mixer.*",), learning_rate_factor=0.5, weight_decay=0.2),
+    ),
+    "decays": (
+        ParameterGroup(names=("head.*",), weight_decay=0.3),
+        ParameterGroup(names=("embedding.*", "*norm.*"), learning_rate_factor=2.0, weight_decay=0.05),
+    ),
+    "some adamw": (ParameterGroup(names=("layers.*.mixer.*", "head.*"), kind=OptimizerKind.ADAMW),),
+    "some muon": (ParameterGroup(names=("layers.*.transform.*",), kind=OptimizerKind.MUON, learning_rate_factor=0.5),),
+    "some sgd": (ParameterGroup(names=("layers.*.transform.*", "head.*"), kind=OptimizerKind.SGD, weight_decay=0.1),),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +81,9 @@ class Draw:
     that are, `exchange` and `experts` the fields of
     Exchange and ExpertGrid in order, `table` the rows of a schedule that is one, `routing` one of models.ROUTINGS or
     the model's own, `kv_heads` likewise, of which 0 is the model's own. There are as many `microbatches` as it says but
-    for `fewer` of them. `gradients` travel whole or in a precision of eight bits.
+    for `fewer` of them. `gradients` travel whole or in another precision. `kinds` are the layers, of models.LAYERS,
+    where they are not the model's, and `offloads` what of each block lies in the host's memory where that is unlike.
+    `groups` is one of GROUPS, `steps` how many are taken.
     """
 
     model: str = "tiny"
@@ -93,6 +120,20 @@ class Draw:
     fewer: int = 0
     moments: str = "fp32"
     gradients: str = "whole"
+    kinds: tuple[str, ...] = ()
+    tied: bool = False
+    positions: bool = False
+    length: int = SEQUENCE
+    groups: str = "none"
+    empty_rows: int = 0
+    placement: tuple[int, ...] = ()
+    offloads: tuple[str, ...] = ()
+    steps: int = 1
+
+    @property
+    def has_mixtures(self) -> bool:
+        """Some layer is a mixture of experts."""
+        return any("mixture" in kind for kind in self.kinds) if self.kinds else self.model in MIXTURES
 
     def size(self, axis: AxisName) -> int:
         return dict(self.axes).get(axis.value, 1)
@@ -111,12 +152,13 @@ class Draw:
 
 
 _SIMPLEST = Draw()
+_TUPLES = frozenset(field.name for field in fields(Draw) if isinstance(getattr(_SIMPLEST, field.name), tuple))
 
 
 def read(text: str) -> Draw:
     """The draw that `str` wrote."""
     told: dict[str, Any] = json.loads(text)
-    for key in {"bounds", "recompute", "frozen", "exchange", "experts", "table", "shards", "extents"} & told.keys():
+    for key in {*_TUPLES, "experts"} & told.keys():
         told[key] = tuple(told[key])
     told["axes"] = tuple((name, size) for name, size in told.get("axes", ()))
     return Draw(**told)
@@ -124,12 +166,7 @@ def read(text: str) -> Draw:
 
 def build(draw: Draw) -> Design:
     """The design of a draw, legal or not."""
-    model, schedule = _model(draw.model, draw.layers), scheduled(draw)
-    model = models.with_prefix(model) if draw.prefix else model
-    model = models.with_kv_heads(model, draw.kv_heads) if draw.kv_heads else model
-    model = models.factored(model) if draw.factored else model
-    model = model if draw.routing == "own" else models.routed(model, models.ROUTINGS[draw.routing])
-    model = models.with_vocab(model, draw.vocab)
+    model, schedule = _whole_model(draw), scheduled(draw)
     edges = (0, *draw.bounds, len(model.blocks))
     places = planned.placement(schedule, pipeline=draw.size(AxisName.PIPELINE))
     plan = Plan(
@@ -141,17 +178,19 @@ def build(draw: Draw) -> Design:
             for rank, (start, stop) in zip(places, pairwise(edges), strict=True)
         ),
         schedule=schedule,
-        sequence_length=SEQUENCE,
+        sequence_length=draw.length,
         microbatch=draw.microbatch,
         exchange=_exchange(draw),
         experts=_experts(draw),
         tensor_grid=TensorGrid(draw.tensor_grid),
         gradients=GradientSync() if draw.gradients == "whole" else GradientSync(precision=Precision(draw.gradients)),
+        placement=draw.placement or None,
+        empty_rows=draw.empty_rows,
     )
     job = JobSpec(
-        sequence_length=SEQUENCE,
-        batch_tokens=plan.batch_tokens,
-        total_tokens=100 * plan.batch_tokens,
+        sequence_length=draw.length,
+        batch_tokens=plan.read_tokens,
+        total_tokens=100 * plan.read_tokens,
         precision=Precision(draw.precision),
         data=data_of(Masks(draw.masks)),
         optimizer=_optimizer(draw),
@@ -160,12 +199,28 @@ def build(draw: Draw) -> Design:
     return Design(model=model, cluster=_processors(draw.ranks), job=job, plan=plan)
 
 
+def _whole_model(draw: Draw) -> ModelSpec:
+    model = _model(draw.model, draw.layers)
+    if draw.kinds:
+        model = replace(model, layers=tuple(models.LAYERS[kind] for kind in draw.kinds))
+    model = models.with_prefix(model) if draw.prefix else model
+    model = models.with_kv_heads(model, draw.kv_heads) if draw.kv_heads else model
+    model = models.factored(model) if draw.factored else model
+    model = model if draw.routing == "own" else models.routed(model, models.ROUTINGS[draw.routing])
+    model = replace(model, head=replace(model.head, tied=True)) if draw.tied else model
+    model = replace(model, embedding=replace(model.embedding, positions=64)) if draw.positions else model
+    return models.with_vocab(model, draw.vocab)
+
+
 def _optimizer(draw: Draw) -> Optimizer:
+    rate, clip_norm, groups = 1e-2, draw.clip_norm, GROUPS[draw.groups]
     if draw.optimizer == ADAFACTOR:
-        return Adafactor(learning_rate=1e-2, clip_norm=draw.clip_norm, epsilon_squared=_SQUARED)
+        return Adafactor(learning_rate=rate, clip_norm=clip_norm, groups=groups, epsilon_squared=_SQUARED)
+    if draw.optimizer == PLAIN_SGD:
+        return Sgd(learning_rate=rate, clip_norm=clip_norm, groups=groups, momentum=0.0)
     if draw.moments != Moments.FP32.value:
-        return OptimizerSpec(learning_rate=1e-2, clip_norm=draw.clip_norm, state=Moments(draw.moments))
-    return OPTIMIZERS[draw.optimizer](learning_rate=1e-2, clip_norm=draw.clip_norm)
+        return OptimizerSpec(learning_rate=rate, clip_norm=clip_norm, groups=groups, state=Moments(draw.moments))
+    return OPTIMIZERS[draw.optimizer](learning_rate=rate, clip_norm=clip_norm, groups=groups)
 
 
 def scheduled(draw: Draw) -> Schedule:
@@ -191,12 +246,14 @@ def _experts(draw: Draw) -> ExpertGrid | None:
 
 
 def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
-    """Runs of blocks [start, stop) of one recompute and sharding, all frozen or none; what is not a layer has no
-    recompute."""
+    """Runs of blocks [start, stop) of one recompute, sharding and offload, all frozen or none; what is not a layer has
+    no recompute."""
     recompute = ("none", *draw.recompute, "none")
     shards = draw.shards or (draw.sharding,) * len(recompute)
     extents = draw.extents or (0,) * len(recompute)
-    kinds = [(kind, shards[block], extents[block], block in draw.frozen) for block, kind in enumerate(recompute)]
+    offloads = draw.offloads or (draw.offload,) * len(recompute)
+    frozen = [block in draw.frozen for block in range(len(recompute))]
+    kinds = list(zip(recompute, shards, extents, offloads, frozen, strict=True))
     edges = [start, *(block for block in range(start + 1, stop) if kinds[block] != kinds[block - 1]), stop]
     for first, last in pairwise(edges):
         yield BlockGroup(
@@ -207,7 +264,7 @@ def _groups(draw: Draw, start: int, stop: int) -> Iterator[BlockGroup]:
             sharding=Sharding(shards[first]),
             shards=extents[first] or None,
             recompute=Recompute(recompute[first]),
-            offload=Offload(draw.offload),
+            offload=Offload(offloads[first]),
             training=Training.FROZEN if first in draw.frozen else Training.ALL,
             precision=Precision(draw.precision),
         )

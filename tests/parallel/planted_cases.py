@@ -13,7 +13,7 @@ from tests.parallel import parity_cases
 from tests.parallel.parity_cases import Documents, Masks, RankOutcome
 
 
-def wrongly_scaled(design: Design, packed: Documents, masks: Masks = Masks.NONE) -> RankOutcome:
+def wrongly_scaled(design: Design, packed: Documents, masks: Masks = Masks.NONE, steps: int = 1) -> RankOutcome:
     """As `parity_cases.one_rank`, where sums that sequence parallel ranks share out are a part in a thousand too
     large."""
     right = collectives.scatter_sequence
@@ -22,4 +22,4 @@ def wrongly_scaled(design: Design, packed: Documents, masks: Masks = Masks.NONE)
         return right(x, group) * 1.001
 
     with patch.object(collectives, "scatter_sequence", wrong):
-        return parity_cases.one_rank(design, packed, masks)
+        return parity_cases.one_rank(design, packed, masks, steps)

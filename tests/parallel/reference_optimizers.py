@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
-from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, OptimizerSpec, Sgd
+from meshwright.spec.optimizer import Adafactor, Moments, Muon, Optimizer, OptimizerSpec, Sgd
+
+KINDS: dict[str, type[Optimizer]] = {"adamw": OptimizerSpec, "muon": Muon, "sgd": Sgd, "adafactor": Adafactor}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """How one parameter steps: by `rule`, at `rate`, decaying by `decay`."""
+
+    rule: Optimizer
+    rate: float
+    decay: float
+
+
+def own(name: str, parameter: Tensor, spec: Optimizer) -> Own:
+    """What groups say of a parameter, the first of those that name it and say it; else what holds for its shape."""
+    groups = [group for group in spec.groups if any(fnmatchcase(name, pattern) for pattern in group.names)]
+    factors = [g.learning_rate_factor for g in groups if g.learning_rate_factor is not None]
+    decays = [g.weight_decay for g in groups if g.weight_decay is not None]
+    kinds = [str(g.kind) for g in groups if g.kind is not None]
+    small = is_small(name, parameter)
+    usual = "adamw" if spec.kind == "muon" and (small or name.startswith("head.")) else spec.kind
+    kind = (*kinds, usual)[0]
+    if kind == "muon" and (parameter.dim() < 2 or name.endswith("bias")):
+        kind = "adamw"
+    made = KINDS[kind]
+    shared = {f.name for f in fields(made)} & {f.name for f in fields(spec)} - {"kind", "groups"}
+    return Own(
+        rule=made(**{field: getattr(spec, field) for field in shared}),
+        rate=spec.learning_rate * (*factors, 1.0)[0],
+        decay=(*decays, 0.0 if small else spec.weight_decay)[0],
+    )
 
 
 def is_small(name: str, parameter: Tensor) -> bool:
@@ -18,33 +51,36 @@ def is_small(name: str, parameter: Tensor) -> bool:
 def update(
     name: str, parameter: Tensor, gradient: Tensor, spec: Optimizer, state: dict[str, Tensor], step: int
 ) -> None:
-    """One step of `spec` on one parameter, a stack of matrices one by one."""
-    small = is_small(name, parameter)
-    decay, rate = (0.0 if small else spec.weight_decay), spec.learning_rate
-    if isinstance(spec, Muon) and not small and not name.startswith("head."):
+    """One step of `spec` on one parameter, a stack of matrices one by one; then moments of two bytes are rounded."""
+    how = own(name, parameter, spec)
+    rule, decay, rate = how.rule, how.decay, how.rate
+    if isinstance(rule, Muon):
         momentum = state.setdefault("momentum", torch.zeros_like(parameter))
-        momentum.copy_(spec.momentum * momentum + gradient)
-        ahead = gradient + spec.momentum * momentum
-        matrices = [orthogonal(x, spec.steps) for x in (ahead if ahead.dim() > 2 else [ahead])]
+        momentum.copy_(rule.momentum * momentum + gradient)
+        ahead = gradient + rule.momentum * momentum
+        matrices = [orthogonal(x, rule.steps) for x in (ahead if ahead.dim() > 2 else [ahead])]
         change = 0.2 * math.sqrt(max(parameter.shape[-2:])) * torch.stack(matrices).view_as(parameter)
         parameter.copy_(parameter * (1.0 - rate * decay) - rate * change)
-    elif isinstance(spec, (OptimizerSpec, Muon)):
+    elif isinstance(rule, OptimizerSpec):
         first = state.setdefault("first", torch.zeros_like(parameter))
         second = state.setdefault("second", torch.zeros_like(parameter))
-        first.copy_(spec.beta1 * first + (1.0 - spec.beta1) * gradient)
-        second.copy_(spec.beta2 * second + (1.0 - spec.beta2) * gradient.square())
-        fair_first, fair_second = first / (1.0 - spec.beta1**step), second / (1.0 - spec.beta2**step)
-        parameter.copy_(parameter * (1.0 - rate * decay) - rate * fair_first / (fair_second.sqrt() + spec.epsilon))
-    elif isinstance(spec, Sgd):
+        first.copy_(rule.beta1 * first + (1.0 - rule.beta1) * gradient)
+        second.copy_(rule.beta2 * second + (1.0 - rule.beta2) * gradient.square())
+        fair_first, fair_second = first / (1.0 - rule.beta1**step), second / (1.0 - rule.beta2**step)
+        parameter.copy_(parameter * (1.0 - rate * decay) - rate * fair_first / (fair_second.sqrt() + rule.epsilon))
+        if rule.state is Moments.BF16:
+            for moment in (first, second):
+                moment.copy_(moment.bfloat16())
+    elif isinstance(rule, Sgd):
         momentum = state.setdefault("momentum", torch.zeros_like(parameter))
-        momentum.copy_(spec.momentum * momentum + gradient + decay * parameter)
+        momentum.copy_(rule.momentum * momentum + gradient + decay * parameter)
         parameter.copy_(parameter - rate * momentum)
     else:
         parameter.copy_(parameter * (1.0 - rate * decay))
         parts = range(len(parameter)) if parameter.dim() > 2 else [...]
         for part in parts:
-            own = state.setdefault(str(part), {})  # type: ignore[arg-type]  # one state a matrix
-            parameter[part] -= rate * factored(gradient[part], spec, own, step)  # type: ignore[index, arg-type]
+            means = state.setdefault(str(part), {})  # type: ignore[arg-type]  # one state a matrix
+            parameter[part] -= rate * factored(gradient[part], rule, means, step)  # type: ignore[index, arg-type]
 
 
 def orthogonal(x: Tensor, steps: int) -> Tensor:

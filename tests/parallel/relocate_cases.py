@@ -225,6 +225,7 @@ def _packed(name: str, x: Tensor, form: Moments) -> Tensor:
 def _alone(design: Design, whole: dict[str, Tensor]) -> list[float]:
     """Losses of the steps that one device would take from `whole`."""
     single = plan(design.model, Layout(batch=design.plan.batch))
+    single = replace(single, sequence_length=design.plan.sequence_length)
     groups = tuple(
         replace(single.first_group, start=group.start, stop=group.stop, training=group.training)
         for group in design.plan.groups

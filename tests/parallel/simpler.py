@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from meshwright.schedule import planned
 from meshwright.spec.plan import AxisName
@@ -28,6 +29,8 @@ def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
                 one = replace(one, sharding="none", shards=(), extents=())
             if one.size(AxisName.TENSOR) == 1:
                 one = replace(one, sequence_parallel=False)
+            most = one.size(AxisName.REPLICATE) * one.size(AxisName.SHARD) - 1
+            one = replace(one, empty_rows=min(draw.empty_rows, most), placement=_swapped(one))
             if name == AxisName.TENSOR.value:
                 yield replace(one, tensor_grid=Draw().tensor_grid)
             yield _restaged(one) if name == AxisName.PIPELINE.value else one
@@ -36,11 +39,20 @@ def _fewer_ranks(draw: Draw) -> Iterator[Draw]:
 def _fewer_layers(draw: Draw) -> Iterator[Draw]:
     for layers in range(1, draw.layers):
         frozen = tuple(block for block in draw.frozen if block <= layers)
-        shards = (*draw.shards[: layers + 1], *draw.shards[-1:])
-        extents = (*draw.extents[: layers + 1], *draw.extents[-1:])
-        for recompute in (draw.recompute[:layers], draw.recompute[-layers:]):
-            kept = {"recompute": recompute, "frozen": frozen, "shards": shards, "extents": extents}
-            yield _restaged(replace(draw, layers=layers, **kept))
+        for some in (slice(layers), slice(-layers, None)):
+            kept = {name: _of_blocks(getattr(draw, name), some) for name in ("shards", "extents", "offloads")}
+            own = {"recompute": draw.recompute[some], "kinds": draw.kinds[some]}
+            yield _restaged(replace(draw, layers=layers, frozen=frozen, **kept, **own))
+
+
+def _of_blocks(values: tuple[Any, ...], some: slice) -> tuple[Any, ...]:
+    """Of what each block has what both ends and some of the layers have."""
+    return (*values[:1], *values[1:-1][some], *values[-1:])
+
+
+def _swapped(draw: Draw) -> tuple[int, ...]:
+    """The first two ranks on the devices of one another, where any lie elsewhere."""
+    return (1, 0, *range(2, draw.ranks)) if draw.placement and draw.ranks > 1 else ()
 
 
 def _restaged(draw: Draw) -> Draw:
@@ -56,6 +68,8 @@ def _restaged(draw: Draw) -> Draw:
 def _plainer(draw: Draw) -> Iterator[Draw]:
     plain = Draw()
     for name in (
+        "steps",
+        "kinds",
         "model",
         "exchange",
         "experts",
@@ -80,12 +94,26 @@ def _plainer(draw: Draw) -> Iterator[Draw]:
         "fewer",
         "moments",
         "gradients",
+        "tied",
+        "positions",
+        "length",
+        "groups",
+        "empty_rows",
+        "placement",
+        "offloads",
     ):
         yield replace(draw, **{name: getattr(plain, name)})
     yield replace(draw, recompute=("none",) * draw.layers)
     for layer in range(draw.layers):
         yield replace(draw, recompute=(*draw.recompute[:layer], "none", *draw.recompute[layer + 1 :]))
+        if draw.kinds:
+            yield replace(draw, kinds=(*draw.kinds[:layer], "plain", *draw.kinds[layer + 1 :]))
+    for block, kind in enumerate(draw.offloads):
+        if kind != plain.offload:
+            yield replace(draw, offloads=(*draw.offloads[:block], plain.offload, *draw.offloads[block + 1 :]))
     yield _restaged(draw)
+    yield replace(draw, empty_rows=min(draw.empty_rows, 1))
+    yield replace(draw, placement=_swapped(draw))
     for kind in ("1f1b", "gpipe") if draw.table or draw.slices > 1 else ("1f1b",):
         yield _restaged(replace(draw, schedule=kind, chunks=1, slices=1, table=()))
     for microbatches in range(1, draw.microbatches - draw.fewer):

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from tests.parallel import drawing, draws, reproduce
-from tests.parallel.cover import covering
+from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS, GRADIENT_PRECISIONS
+from meshwright.spec.cluster import Precision
+from meshwright.spec.optimizer import Moments
+from meshwright.spec.plan import Offload, Sharding
+from tests.parallel import adding, drawing, draws, reproduce
+from tests.parallel.cover import covering, values
 from tests.parallel.draws import Draw
+from tests.support import models
+from tests.support.designs import SEQUENCE
 from tests.support.pool import Pool
 from tests.support.sampled import sampled
 
 ALL = drawing.legal(400, seed=4)
 FIXED = covering(ALL, count=80)
+SMALL = [draw for draw in FIXED if 1 < draw.ranks <= 4]
 # Routers choose otherwise where scores are rounded.
-DENSE = [draw for draw in FIXED if draw.model not in draws.MIXTURES and 1 < draw.ranks <= 4]
-NARROW = [replace(draw, precision="bf16" if place % 3 else "fp32") for place, draw in enumerate(DENSE[::2])]
-ROUNDED = [one for one in map(drawing.rounded, DENSE) if one not in DENSE]
+NARROW = [adding.narrow(draw) for draw in SMALL if not draw.has_mixtures][::2]
+ROUNDED = [one for one in map(adding.rounded, SMALL) if (one.precision, one.gradients) != ("fp64", "whole")]
+ROUNDED.sort(key=lambda draw: draw.has_mixtures)
 REST = [draw for draw in ALL if draw not in FIXED]
+
+YES_AND_NO = ("tied", "positions", "empty_rows", "placement", "extents", "prefix", "factored")
+# What the fixed plans and those near them have to meet of each dimension.
+VALUES: dict[str, set[object]] = {
+    "ranks": set(drawing.RANKS),
+    "steps": {1, 2},
+    "groups": set(draws.GROUPS),
+    "optimizer": {*draws.OPTIMIZERS, draws.ADAFACTOR, draws.PLAIN_SGD},
+    "moments": set(Moments),
+    "kinds": set(models.LAYERS),
+    "offload": {*Offload, "unlike"},
+    "offloads": {Offload.NONE, Offload.OPTIMIZER, Offload.ACTIVATIONS},
+    "sharding": {*Sharding, "unlike"},
+    "gradients": {"whole", *GRADIENT_PRECISIONS} - {Precision.FP32},
+    "length": {SEQUENCE, 12, 13, 24},
+    **{name: {False, True} for name in YES_AND_NO},
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_value_of_a_dimension_is_drawn(name: str) -> None:
+    assert values([*FIXED, *NARROW, *ROUNDED])[name] >= VALUES[name]
+
+
+def test_gradients_of_mixtures_are_drawn_in_eight_bits() -> None:
+    assert {draw.gradients for draw in ROUNDED if draw.has_mixtures} == set(EIGHT_BIT_GRADIENTS)
 
 
 @pytest.mark.parametrize("draw", sorted(FIXED, key=lambda draw: (draw.ranks, draw.axes)), ids=str)

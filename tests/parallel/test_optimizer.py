@@ -129,6 +129,24 @@ def test_any_plan_goes_on_from_the_state_of_any_other(pool: Pool, tmp_path: Path
         assert after == pytest.approx(before, abs=1e-9)
 
 
+@pytest.mark.parametrize("spec", [OptimizerSpec(), Sgd(weight_decay=0.1), Sgd(weight_decay=0.1, momentum=0.0)])
+def test_the_reference_steps_as_torch_does(spec: OptimizerSpec | Sgd) -> None:
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (torch.ones(6, 4, dtype=torch.float64) for _ in range(2))
+    theirs.requires_grad_()
+    rates = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
+    if isinstance(spec, Sgd):
+        optimizer: torch.optim.Optimizer = torch.optim.SGD([theirs], momentum=spec.momentum, **rates)
+    else:
+        optimizer = torch.optim.AdamW([theirs], betas=(spec.beta1, spec.beta2), eps=spec.epsilon, **rates)
+    state: dict[str, torch.Tensor] = {}
+    for step in (1, 2, 3):
+        theirs.grad = torch.randn(ours.shape, generator=generator, dtype=torch.float64)
+        reference_optimizers.update("layers.0.mixer.query.weight", ours, theirs.grad, spec, state, step)
+        optimizer.step()
+    torch.testing.assert_close(ours, theirs.detach(), rtol=0, atol=1e-15)
+
+
 def built(spec: Optimizer) -> tuple[LocalOptimizer, dict[str, torch.nn.Parameter]]:
     entry = design(models.all_models()["mixture_full"], Layout(precision=Precision.FP32))
     laid = lay(entry, build_mesh(entry.plan, device_type="cpu"), device="cpu", seed=0)

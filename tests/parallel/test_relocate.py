@@ -52,17 +52,22 @@ ROWS = Layout(shard=2, sharding=Sharding.OPTIMIZER, batch=4)
 GRID = Layout(
     tensor=2, shard=2, sharding=ZERO3, sequence_parallel=True, experts=ExpertGrid(expert=2, tensor=1), batch=4
 )
+# What a model is made of, and what steps it.
+ALIKE = (
+    *("model", "kinds", "factored", "routing", "vocab", "kv_heads", "tied", "positions", "length"),
+    *("optimizer", "groups"),
+)
 
 
 def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
-    """Drawn plans of one model and optimizer, two by two, each on some of the processes of the larger."""
+    """Drawn plans of one model and optimizer, two by two, each on some of the processes of the larger; all of their
+    rows have a sequence, and no mask a prefix."""
     random, found = Random(seed), []
     for one, other in zip(draws_[::2], draws_[1::2], strict=False):
         for model in (one.model, other.model):
-            first = replace(one, model=model, prefix=False)
-            alike = {"factored": one.factored, "routing": one.routing, "optimizer": one.optimizer}
-            alike |= {"vocab": one.vocab, "kv_heads": one.kv_heads}
-            second = replace(other, model=model, prefix=False, **alike)
+            kinds = tuple(kind.replace("prefix", "window") for kind in one.kinds)
+            first = replace(one, model=model, prefix=False, empty_rows=0, kinds=kinds)
+            second = replace(other, prefix=False, empty_rows=0, **{name: getattr(first, name) for name in ALIKE})
             if first.layers == second.layers and not draws.refused(first) and not draws.refused(second):
                 wide = max(first.ranks, second.ranks)
                 sides = [tuple(sorted(random.sample(range(wide), side.ranks))) for side in (first, second)]

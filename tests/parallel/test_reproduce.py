@@ -5,14 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from functools import cache
+from itertools import permutations
 
 import pytest
 
-from meshwright.spec.plan import AxisName
+from meshwright.spec.plan import AxisName, Sharding
 from tests.parallel import drawing, draws, planted_cases, reproduce
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
 
+SHARDED = [kind.value for kind in Sharding if kind is not Sharding.NONE]
 # What a draw has that fails, and all that is left of it: more of one is refused, or is no simpler.
 PLANTED: dict[str, tuple[Callable[[Draw], bool], tuple[Draw, ...]]] = {
     "sequence parallel": (
@@ -33,6 +35,34 @@ PLANTED: dict[str, tuple[Callable[[Draw], bool], tuple[Draw, ...]]] = {
         lambda draw: draw.clip_norm is not None and draw.masks == "some",
         (Draw(clip_norm=0.5, masks="some"),),
     ),
+    "a second step of parameters in groups": (
+        lambda draw: draw.steps > 1 and draw.groups != "none",
+        tuple(Draw(steps=2, groups=name) for name in draws.GROUPS if name != "none"),
+    ),
+    "empty rows": (
+        lambda draw: draw.empty_rows > 0,
+        (
+            Draw(axes=(("replicate", 2),), microbatches=2, empty_rows=1),
+            *(Draw(axes=(("shard", 2),), microbatches=2, empty_rows=1, sharding=kind) for kind in SHARDED),
+        ),
+    ),
+    "other devices of tensor ranks": (
+        lambda draw: bool(draw.placement) and draw.size(AxisName.TENSOR) > 1,
+        (Draw(axes=(("tensor", 2),), placement=(1, 0)),),
+    ),
+    "unlike blocks in the host's memory": (
+        lambda draw: {"optimizer", "activations"} <= set(draw.offloads),
+        tuple(Draw(offloads=kinds) for kinds in permutations(("none", "optimizer", "activations"))),
+    ),
+    "a layer of latent attention before experts": (
+        lambda draw: any(kind.startswith("mixture after latent") for kind in draw.kinds),
+        tuple(Draw(kinds=(f"mixture after latent {kind}",)) for kind in ("window", "prefix")),
+    ),
+    "a tied head after learned positions": (
+        lambda draw: draw.tied and draw.positions,
+        (Draw(tied=True, positions=True),),
+    ),
+    "another length": (lambda draw: draw.length == 24, (Draw(length=24),)),
 }
 
 

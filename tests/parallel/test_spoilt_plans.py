@@ -11,7 +11,6 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import Design
 from tests.parallel import parity_cases, spoilt
 from tests.parallel.parity_cases import Documents
-from tests.support.designs import SEQUENCE
 from tests.support.pool import Pool
 
 EXACT = (Precision.FP32, Precision.FP64)  # gradients that meet in less are not those of one device, nor are products
@@ -41,8 +40,8 @@ def run(pool: Pool, told: str, design: Design) -> None:
     plan, job = design.plan, design.job
     expected = parity_cases.one_device(
         design.model,
-        count=plan.batch,
-        length=SEQUENCE,
+        count=plan.sequences,
+        length=plan.sequence_length,
         z_loss=job.z_loss,
         optimizer=job.optimizer,
         packed=Documents.TWO,

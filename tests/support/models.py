@@ -114,6 +114,25 @@ def gpt(*, layers: int = 4) -> ModelSpec:
     )
 
 
+LAYERS = {
+    "plain": Layer(mixer=attention(), transform=feed_forward()),
+    "window": Layer(mixer=attention(window=5), transform=feed_forward(hidden=48)),
+    "sinks": Layer(mixer=attention(window=3, sinks=True), transform=None),
+    "softcap": Layer(mixer=attention(softcap=7.0, scale=0.3, kv_heads=HEADS), transform=feed_forward(gated=False)),
+    "chunk": Layer(mixer=attention(chunk=6, qk_norm=QueryKeyNorm.FULL, qkv_bias=True), transform=feed_forward()),
+    "latent": Layer(mixer=latent(), transform=feed_forward(hidden=48)),
+    "latent window": Layer(mixer=latent(window=5), transform=feed_forward()),
+    "latent prefix": Layer(mixer=latent(query_rank=None, prefix=0.5), transform=feed_forward()),
+    "mixture": Layer(mixer=attention(), transform=mixture()),
+    "mixture after sinks": Layer(mixer=attention(sinks=True), transform=mixture(expert_bias=True, router_bias=True)),
+    "mixture after softcap": Layer(mixer=attention(softcap=7.0), transform=mixture(gated=False)),
+    "mixture after latent window": Layer(
+        mixer=latent(window=5), transform=mixture(shared=feed_forward(norm=None, hidden=24), shared_gate=True)
+    ),
+    "mixture after latent prefix": Layer(mixer=latent(prefix=0.5, window=4), transform=mixture()),
+}
+
+
 def with_vocab(spec: ModelSpec, vocab: int) -> ModelSpec:
     """The same with another vocabulary."""
     return replace(spec, embedding=replace(spec.embedding, vocab=vocab), head=replace(spec.head, vocab=vocab))
