@@ -28,7 +28,7 @@ EMITTED = frozenset({Scope.PLAN, Scope.SEARCH})
 
 def space(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Space:
     balancer = Balancer([1.0] * len(model.blocks))
-    return enumerate_plans(model, cluster, job, boundaries=lambda _, ranks: balancer.bounds(len(ranks)))
+    return enumerate_plans(model, cluster, job, boundaries=lambda _, ranks, _devices: balancer.bounds(len(ranks)))
 
 
 def designs(found: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> list[Design]:
