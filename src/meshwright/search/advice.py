@@ -59,19 +59,15 @@ def advice(design: Design, ways: Sequence[WayOfMeeting]) -> tuple[str, ...]:
     )
 
 
-def advise_apart(
-    report: Report, other: tuple[Design, Report], sites: int, *, leaving_out: bool = False
-) -> tuple[str, ...]:
-    """One line where learners, which the job does not allow, would save a fifth of the step of `report`, the best over
-    several sites without; `other` is the best with them, which may be divided otherwise and, `leaving_out`
-    some devices, where the job asks for all."""
+def advise_apart(report: Report, other: tuple[Design, Report], sites: int) -> tuple[str, ...]:
+    """One line where learners, which the job does not allow, would save a fifth of the best plan over several sites;
+    `other` is the best with them, which may be divided otherwise."""
     design, found = other
     gradients, saved = design.plan.gradients, 1.0 - found.step_seconds / report.step_seconds
     if not gradients.kind.has_learners or saved <= WORTH:
         return ()
     took = f"{format_seconds(found.step_seconds)} a step, not {format_seconds(report.step_seconds)}"
     allowed = f"--set 'job.synchronize.kinds=[\"{gradients.kind.value}\"]'"
-    allowed += " --set constraints.devices=any" if leaving_out else ""
     return (
         f"between {sites} sites {design.plan.size(AxisName.REPLICATE)} {gradients.words} would take "
         f"{format_percent(saved)} less time ({took}); the job allows none, and would with {allowed}; numerics change, "

@@ -26,14 +26,13 @@ _KERNELS = 0.7  # of the peak: no stack of matrix products and attention is quic
 def advise_parts(chosen: Design, report: Report, *, best: Search, learners: bool) -> tuple[str, ...]:
     """What a part of the machines would take, where the job asks for all, and learners, where they are to be told.
 
-    `best` searches; it gives None where no plan fits. Where a part is faster, learners are told where they are faster
-    still, and may leave machines unused.
+    `best` searches; it gives None where no plan fits.
     """
     if chosen.job.objective is not Objective.TIME:
         return ()
     part = _best_part(chosen, report, best=best)
     told = () if part is None else (_part_words(chosen, report, part),)
-    return (*told, *(_apart(chosen, report, part, best=best) if learners else ()))
+    return (*told, *(_apart(chosen, report, best=best) if learners else ()))
 
 
 def _best_part(chosen: Design, report: Report, *, best: Search) -> Entry | None:
@@ -110,17 +109,12 @@ def _part_words(chosen: Design, report: Report, part: Entry) -> str:
     )
 
 
-def _apart(chosen: Design, report: Report, part: Entry | None, *, best: Search) -> tuple[str, ...]:
+def _apart(chosen: Design, report: Report, *, best: Search) -> tuple[str, ...]:
     """What learners would save between sites, where the job allows none."""
     cluster, job = chosen.cluster, chosen.job
     has_learners = chosen.plan.gradients.kind.has_learners or any(kind.has_learners for kind in job.synchronize.kinds)
     if len(cluster.sites) < 2 or has_learners:
         return ()
     allowing = replace(job, synchronize=replace(job.synchronize, kinds=(*job.synchronize.kinds, *TRIED)))
-    if part is not None:
-        allowing = replace(allowing, constraints=replace(job.constraints, devices="any"))
     other = best(chosen.model, cluster, allowing)
-    if other is None:
-        return ()
-    ours = report if part is None else part[1]
-    return advise_apart(ours, other, len(cluster.sites), leaving_out=part is not None)
+    return () if other is None else advise_apart(report, other, len(cluster.sites))
