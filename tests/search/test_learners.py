@@ -37,7 +37,7 @@ def chosen(job, cluster=None):
 
 
 def test_between_sites_learners_are_chosen_where_they_are_allowed():
-    free, held = chosen(asked(precision=Precision.BF16, most_every=1000)), chosen(asked((), fix={"devices": 4}))
+    free, held = chosen(asked(precision=Precision.BF16, most_every=1000)), chosen(asked(()))
     plan = free.design.plan
     assert plan.learners > 1
     assert plan.axes[0].name in (AxisName.PIPELINE, AxisName.REPLICATE)
@@ -53,12 +53,12 @@ def test_between_sites_learners_are_chosen_where_they_are_allowed():
 
 def test_learners_are_spoken_of_where_stages_and_not_gradients_cross_between_sites():
     """The best plan that meets in every step sends no gradients there; the one with learners is divided otherwise."""
-    held = chosen(asked((), fix={"pipeline": 2, "devices": 4}))
+    held = chosen(asked((), fix={"pipeline": 2}))
     allowed = chosen(asked((SyncKind.EAGER,)))
     assert held.design.plan.learners == 1 < allowed.design.plan.learners
     (line,) = [line for line in held.why if "synchronize.kinds" in line]
     assert line.startswith("between 2 sites 2 learners meet as eager every ")
-    forbidden = chosen(asked((), fix={"pipeline": 2, "devices": 4, "sync": "every_step"}))
+    forbidden = chosen(asked((), fix={"pipeline": 2, "sync": "every_step"}))
     assert not any("between 2 sites" in line for line in forbidden.why)
 
 
