@@ -57,7 +57,7 @@ def test_gradients_do_not_depend_on_the_scale_where_nothing_is_lost(pool: Pool, 
                 numpy.testing.assert_array_equal(again[parameter], value, err_msg=parameter)
 
 
-@pytest.mark.parametrize("layout", [SHARDS, REPLICAS, Layout(pipeline=2, batch=4), Layout(tensor=2, batch=4)], ids=str)
+@pytest.mark.parametrize("layout", [SHARDS, Layout(pipeline=2, batch=4)], ids=str)
 def test_fp16_stays_near_full_precision(pool: Pool, layout: Layout) -> None:
     exact = pool.run(layout_cases.losses, design(TINY, layout), 8, ranks=2)[0]
     found = pool.run(layout_cases.losses, design(TINY, replace(layout, precision=Precision.FP16)), 8, ranks=2)[0]
@@ -65,6 +65,7 @@ def test_fp16_stays_near_full_precision(pool: Pool, layout: Layout) -> None:
     assert found != exact
 
 
+@pytest.mark.slow
 def test_small_gradients_of_fp16_are_there_where_losses_are_scaled(pool: Pool) -> None:
     layout = Layout(batch=4096, replicate=2, microbatch=64)
     half, whole = (design(TINY, replace(layout, precision=kind)) for kind in (Precision.FP16, Precision.FP64))

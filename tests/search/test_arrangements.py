@@ -136,7 +136,12 @@ OLD, NEW = group("old", speed=0.002, num_nodes=2), group("new", site="b", num_no
 
 
 @pytest.mark.parametrize(
-    "groups", [(OLD, NEW), (NEW, OLD), (replace(OLD, site="b"), NEW)], ids=("first", "last", "near")
+    "groups",
+    [
+        pytest.param((OLD, NEW), id="first"),
+        pytest.param((NEW, OLD), id="last", marks=pytest.mark.slow),
+        pytest.param((replace(OLD, site="b"), NEW), id="near", marks=pytest.mark.slow),
+    ],
 )
 def test_any_devices_are_never_worse_than_those_of_one_kind_or_site(groups: tuple[NodeGroup, ...]) -> None:
     """As the search over each alone finds them."""
@@ -148,7 +153,7 @@ def test_any_devices_are_never_worse_than_those_of_one_kind_or_site(groups: tupl
     assert decision.report.step_seconds == pytest.approx(decision.ranked[0].step_seconds)
 
 
-@pytest.mark.parametrize("devices", [4, 6])
+@pytest.mark.parametrize("devices", [4, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_part_of_the_machines_that_suit_is_divided_as_though_it_were_alone(devices: int) -> None:
     """Of a site that is used in part too, and what is told of other plans is told of the chosen one."""
     fix = {**FEW, "tensor": 1, "devices": devices, "pipeline": devices // 2}
