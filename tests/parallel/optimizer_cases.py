@@ -83,5 +83,19 @@ def one_rank(design: Design) -> tuple[list[float], dict[str, numpy.ndarray], flo
     return losses, parameters if first else {}, held
 
 
+def copies(design: Design) -> list[numpy.ndarray]:
+    """The copies of the tied table that this rank holds after some steps, each gathered whole."""
+    plan, mesh = design.plan, mesh_over(design)
+    laid = lay(design, mesh, device="cpu", seed=SEED)
+    optimizer = build_optimizer(laid, design.job.optimizer)
+    own = plan.batch // plan.data
+    rows = slice(mesh.data_coordinate * own, (mesh.data_coordinate + 1) * own)
+    for step in range(STEPS):
+        tokens, targets, _ = batch(plan.batch, plan.sequence_length, design.model.vocab, step=step)
+        laid.step(tokens[rows], targets[rows])
+        optimizer.step()
+    return [whole(p.detach()) for name, p in laid.named_parameters() if name == "embedding.tokens.weight"]
+
+
 def with_optimizer(design: Design, spec: Optimizer) -> Design:
     return replace(design, job=replace(design.job, optimizer=spec))

@@ -115,6 +115,22 @@ def test_it_does_so_for_every_kind_of_block(pool: Pool, kind: str, name: str, la
     check(pool, kind, name, layout)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(shard=3, sharding=Sharding.PARAMETERS, kind=ScheduleKind.BREADTH_FIRST, chunks=2, batch=6),
+        Layout(pipeline=2, shard=3, sharding=Sharding.OPTIMIZER, batch=6),
+        Layout(pipeline=2, shard=4, sharding=Sharding.PARAMETERS, kind=ScheduleKind.ZERO_BUBBLE_V, chunks=2, batch=8),
+    ],
+    ids=["on one rank", "on two", "at both ends of a V"],
+)
+def test_both_copies_of_a_tied_table_step_alike_to_the_bit(pool: Pool, layout: Layout) -> None:
+    entry = optimizer_cases.with_optimizer(design(models.all_models()["tied"], layout), OPTIMIZERS["adafactor"])
+    first, *others = [copy for held in pool.run(optimizer_cases.copies, entry, ranks=layout.ranks) for copy in held]
+    assert others
+    assert all(numpy.array_equal(first, other) for other in others)
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_any_plan_goes_on_from_the_state_of_any_other(pool: Pool, tmp_path: Path, kind: str) -> None:
     tiny = models.all_models()["tiny"]

@@ -25,7 +25,7 @@ PARAMETERS, OPTIMIZER = "model.", "optimizer."
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
 )
-_TABLE = "embedding.tokens.weight"
+TABLE = "embedding.tokens.weight"
 _NO_SPARES: Mapping[int, Box] = MappingProxyType({})
 
 
@@ -222,7 +222,7 @@ class _Maker:
                 self.untrained.add(before + state.name)
                 self._add(before + state.name, _Entry(shape=state.shape), stage, index=index)
         if self._model.head.tied and stage.stop == len(self._model.blocks) and stage.start > 0:
-            self._add(_TABLE, tensors(self._model.embedding)[0], stage, index=0)
+            self._add(TABLE, tensors(self._model.embedding)[0], stage, index=0)
 
     def _add(self, name: str, entry: _Entry | ParameterTensor, stage: Stage, *, index: int) -> None:
         """An `entry` of block `index`; what a stage has of a block that is not its own lies as its last group does."""

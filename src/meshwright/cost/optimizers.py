@@ -9,6 +9,7 @@ import numpy as np
 
 from meshwright.cost.compute import ADAMW_BYTES, optimizer_seconds
 from meshwright.cost.copied_heads import divided_by
+from meshwright.cost.holdings import TABLE
 from meshwright.cost.layouts import Backward, Kind, LayoutArrays
 from meshwright.cost.lines import Linear
 from meshwright.cost.network import collective
@@ -149,7 +150,7 @@ class Optimized:
     def of_table(self) -> Treated:
         """The embedding's table, as what is in no block is treated."""
         entry = tensors(self.model.embedding)[0]
-        rule = treatment(self.spec, "embedding.tokens.weight").rule
+        rule = treatment(self.spec, TABLE).rule
         return Treated(tensor=entry, rule=rule, share=1.0, cuts=_cuts(entry, self.table))
 
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from meshwright.cost.holdings import TABLE
 from meshwright.cost.states import BUCKET_BYTES
 from meshwright.cost.traffic_adafactor import sums
 from meshwright.cost.traffic_blocks import BlockTraffic, Widths
@@ -95,7 +96,8 @@ class _Rank:
         for group, elements in exchanges(trained, self.design.job.optimizer):
             each = elements * self.compute
             self.traffic.add(group.line("all_to_all", num_bytes=each), "all_to_all", *group.axes, each=each, calls=1)
-        for group, elements in sums(trained, self.design.job.optimizer):
+        copied = TABLE if self.design.model.head.tied and len(self.plan.stages) > 1 else None
+        for group, elements in sums(trained, self.design.job.optimizer, apart=copied):
             self._add(group, "all_reduce", elements * self.master, calls=1)
         self._numbers()
         return self.traffic
@@ -192,7 +194,7 @@ class _Rank:
         frozen = 0 in self.plan.frozen_blocks
         if not self.design.model.head.tied or frozen or self.rank not in ends or len(ends) == 1:
             return
-        each = self.master * sum(part.size for part in parts if part.name == "embedding.tokens.weight")
+        each = self.master * sum(part.size for part in parts if part.name == TABLE)
         for operation in ("send", "recv"):
             self.traffic.add(LineName.TRANSFER, operation, AxisName.PIPELINE, each=each, calls=1)
 

@@ -13,12 +13,14 @@ from meshwright.spec.optimizer import Adafactor, Optimizer, Treatment, treatment
 Summed = tuple[Group, float]
 
 
-def sums(parts: Sequence[Part], spec: Optimizer) -> Iterator[Summed]:
-    """(group, elements) of every all-reduce of the first rank of all groups; parameters treated alike go together."""
-    chosen: dict[Treatment, list[Part]] = {}
-    for part in parts:
-        chosen.setdefault(treatment(spec, part.name), []).append(part)
-    for how, alike in chosen.items():
+def sums(parts: Sequence[Part], spec: Optimizer, *, apart: str | None) -> Iterator[Summed]:
+    """(group, elements) of every all-reduce of the first rank of all groups; parameters treated alike go together, but
+    for those that are called `apart`."""
+    chosen: dict[tuple[Treatment, int | None], list[Part]] = {}
+    for place, part in enumerate(parts):
+        alone = place if part.name == apart else None
+        chosen.setdefault((treatment(spec, part.name), alone), []).append(part)
+    for (how, _), alike in chosen.items():
         if isinstance(how.rule, Adafactor):
             for each in (_squares, _means, _sizes):
                 yield from _together([pair for part in alike for pair in each(part)])

@@ -163,6 +163,11 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleDict({str(block - 1): DecoderLayer(model.layers[block - 1]) for block in blocks})
         self.head = OutputHead(model.head) if self.has_head else None
 
+    @property
+    def copied_table(self) -> str | None:
+        """The name of the table that a tied head shares with the embedding, where one of the two is in this stage."""
+        return "embedding.tokens.weight" if self.model.head.tied and self.embeds != self.has_head else None
+
     def forward(
         self,
         x: Tensor,

@@ -294,9 +294,7 @@ class Laid:
     @property
     def _is_tied_end(self) -> bool:
         """This rank holds one of the two copies of a tied table."""
-        if not self.design.model.head.tied or self._pipeline is None or 0 in self.design.plan.frozen_blocks:
-            return False
-        return any(part.module.embeds != part.module.has_head for part in self._parted)
+        return any(part.module.copied_table for part in self._parted) and 0 not in self.design.plan.frozen_blocks
 
     def _sum_tied(self) -> None:
         """Both copies of a tied table, on the first and the last pipeline rank, hold the sum of their gradients."""

@@ -153,20 +153,25 @@ class SgdRule:
 
 
 def build_optimizer(laid: Laid, spec: Optimizer) -> LocalOptimizer:
-    """The optimizer of `spec` over the local parameters of `laid`; those that are treated alike are one group."""
-    chosen: dict[tuple[Treatment, bool], list[nn.Parameter]] = {}
+    """The optimizer of `spec` over the local parameters of `laid`; those that are treated alike are one group.
+
+    Each copy of a tied table is alone where ranks sum what is of the whole: torch adds summands up in an order that
+    changes with what else is summed, and copies step alike to the bit.
+    """
+    chosen: dict[tuple[Treatment, bool, int | None], list[nn.Parameter]] = {}
     keys: dict[Tensor, int] = {}
     copies, away = Copies(laid.device), blocks_away(laid.design.plan)
     factors = factors_of(laid.design.model) if decay_of(laid.design) else frozenset()
-    for part in laid.parts:
+    for stage, part in enumerate(laid.parts):
         for name, parameter in part.named_parameters():
             leaves = copies.needed and block_of(name, laid.design.model) in away
             how = treatment(spec, name)
             how = replace(how, weight_decay=0.0) if name in factors else how
-            chosen.setdefault((how, leaves), []).append(parameter)
+            alone = isinstance(how.rule, Adafactor) and name == part.copied_table
+            chosen.setdefault((how, leaves, stage if alone else None), []).append(parameter)
             keys[parameter] = key_of(name, seed=laid.design.job.seed)
     groups = []
-    for (how, leaves), parameters in chosen.items():
+    for (how, leaves, _), parameters in chosen.items():
         rule = _rule(how.rule, compute=laid.dtypes.compute, keys=keys)
         groups.append(
             {
