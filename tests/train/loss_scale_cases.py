@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -31,11 +32,14 @@ def trained(design: Design, folder: str, exponent: int | None, steps: int | None
     return {**held(run), "losses": losses, "exponent": scale, "said": " ".join(told)}
 
 
-def saved(design: Design, folder: str, exponents: tuple[int, ...]) -> tuple[int, int]:
+def saved(design: Design, folder: str, exponents: tuple[int, ...], lost: int = 0) -> tuple[int, int]:
     """The scale of this rank's learner, and the steps since it fell, when a run is saved in which that of learner i
-    was 2 ** `exponents[i]` to begin with."""
+    was 2 ** `exponents[i]` to begin with, and no loss of step `lost` a number."""
     run = runner(design, folder)
     run.loss_scale = LossScale(exponent=exponents[dist.get_rank()])
+    run.laid.parts[-1].register_forward_hook(
+        lambda _module, _inputs, output: output * math.nan if run.state.step + 1 == lost else output
+    )
     _losses(run, design.job.total_steps)
     run.perform(Save())
     run.close()

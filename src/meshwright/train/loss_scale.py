@@ -42,7 +42,7 @@ class LossScale:
         self.exponent, self.held = self.exponent - 1, 0
 
     def hold(self) -> None:
-        """A step was done."""
+        """A step was done in fp16."""
         self.held += 1
         if self.held == _GROWS_AFTER:
             self.exponent, self.held = min(self.exponent + 1, _MOST), 0
@@ -66,7 +66,7 @@ def computed(run: Run, batch: tuple[Tensor, Tensor, Tensor | None, Tensor | None
 
     Where gradients of fp16 overflow, the same batch goes again at half the scale: no sequence is lost.
     """
-    clip_norm = run.design.job.optimizer.clip_norm
+    clip_norm, scales = run.design.job.optimizer.clip_norm, run.laid.dtypes.scales_losses
     while True:
         run.marker.mark(step=number, section=Section.MODEL)
         torch.manual_seed(run.state.random_seed)
@@ -75,7 +75,9 @@ def computed(run: Run, batch: tuple[Tensor, Tensor, Tensor | None, Tensor | None
             run.marker.mark(step=number, section=Section.NORM)
             known = run.known(loss, run.laid.clip(clip_norm), run.laid.num_targets)
         overflowed = math.isfinite(known.loss) and not math.isfinite(known.norm)
-        if not (overflowed and run.laid.dtypes.scales_losses and run.loss_scale.exponent):
+        if not (overflowed and scales and run.loss_scale.exponent):
+            if scales and known.sound:
+                run.loss_scale.hold()
             return known
         run.laid.undo()
         run.loss_scale.shrink()

@@ -151,7 +151,6 @@ class Run:
         self.state.advance(sequences=plan.sequences, tokens=plan.read_tokens)
         self.ledger.note(rows.fingerprint, dropped=0 if known.sound else self.feed.rows)
         self.usual.note(loss=known.loss, norm=known.norm)
-        self.loss_scale.hold()
         if met is not None and met.round is not None:
             leave_out(self, met.round)
         if met is not None and met.spoilt:
