@@ -61,9 +61,8 @@ def precision_trained(design: Design) -> Problem | None:
 
 
 def lacks_flash(cluster: ClusterSpec) -> bool:
-    """FlashAttention-2 does not run on some of its devices: nvidia's have it from Ampere on, as they have bf16."""
-    devices = [group.device for group in cluster.groups]
-    return any(each.kind is DeviceKind.CUDA and Precision.BF16 not in each.peak_flops for each in devices)
+    """FlashAttention-2 does not run on some of its devices."""
+    return not all(group.device.has_flash for group in cluster.groups)
 
 
 def _known(cluster: ClusterSpec, trained: tuple[Precision, ...]) -> tuple[Precision, ...]:
