@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import fields
-from pathlib import Path
-
 import pytest
 
 from meshwright import catalog
 from meshwright.spec.cluster import ClusterSpec, CollectiveFit, DeviceSpec, Link, MatrixCurve, MatrixTiles, NodeGroup
+from tests.docs.page import ROOT, page, shows, unnamed
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = (ROOT / "docs" / "cluster.md").read_text()
+PAGE = page("cluster.md")
 EXAMPLES = sorted((ROOT / "examples" / "clusters").glob("*.toml"))
 
 
 @pytest.mark.parametrize("kind", [ClusterSpec, NodeGroup, Link, CollectiveFit, DeviceSpec, MatrixCurve, MatrixTiles])
 def test_every_field_is_on_the_page(kind: type) -> None:
-    named = set(re.findall(r"`([a-z_]+)`", PAGE))
-    assert [field.name for field in fields(kind) if field.name not in named] == []
+    assert unnamed(kind, PAGE) == []
 
 
 def test_the_examples_of_the_page_are_the_files() -> None:
-    blocks = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert sorted(blocks) == sorted(path.read_text() for path in EXAMPLES)
+    assert shows(PAGE, EXAMPLES)
 
 
 def test_the_examples_say_what_the_page_says() -> None:

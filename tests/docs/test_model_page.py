@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,9 +30,9 @@ from meshwright.spec.model import (
     Temperature,
     Tower,
 )
+from tests.docs.page import ROOT, page, shows, unnamed
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = (ROOT / "docs" / "model_file.md").read_text()
+PAGE = page("model_file.md")
 EXAMPLES = sorted((ROOT / "examples" / "models").glob("*.toml"))
 TABLES = re.findall(r"^\| key .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
 ROWS = [[[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()] for table in TABLES]
@@ -68,13 +67,11 @@ def test_every_key_of_every_table_is_on_the_page_with_its_default() -> None:
 
 @pytest.mark.parametrize("kind", [Indexer, MatrixRank, Temperature, Tower])
 def test_keys_of_small_tables_are_on_the_page(kind: type) -> None:
-    named = set(re.findall(r"`([a-z_]+)`", PAGE))
-    assert [field.name for field in fields(kind) if field.name not in named] == []
+    assert unnamed(kind, PAGE) == []
 
 
 def test_the_examples_of_the_page_are_the_files() -> None:
-    blocks = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert sorted(blocks) == sorted(path.read_text() for path in EXAMPLES)
+    assert shows(PAGE, EXAMPLES)
 
 
 def test_the_examples_say_what_the_page_says() -> None:
