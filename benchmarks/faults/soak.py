@@ -53,11 +53,15 @@ SEEDS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Faults that were open at once: how they began, how long the run lost by them, and what it went on from."""
+    """Faults that were open at once: how they began, how long the run lost by them, and what it went on from.
+
+    It trained for `trained_seconds` while they were open, which are not lost: no other fault struck meanwhile.
+    """
 
     name: str
     at_seconds: float
     seconds: float
+    trained_seconds: float
     goes_on: GoesOn
 
 
@@ -222,16 +226,16 @@ def _incident(group: Sequence[Struck], *, step_seconds: float) -> Incident:
     seconds = max(each.at_seconds + (each.back_seconds or 0.0) for each in group) - began
     ended = any(each.found_seconds is not None for each in group)
     kinds = {each.fault.kind for each in group}
+    steps = 1 if ended else max(_steps_within(each.fault) for each in group)  # a run is back when it has done a step
+    trained = min(seconds, step_seconds * steps)
     if not ended:
-        # What was trained meanwhile was not lost.
-        seconds = max(0.0, seconds - step_seconds * max(_steps_within(each.fault) for each in group))
         goes_on = GoesOn.HERE
     elif FaultKind.CORRUPT in kinds:
         goes_on = GoesOn.BEFORE
     else:
         goes_on = GoesOn.SAVED if kinds == {FaultKind.PREEMPT} else GoesOn.NEWEST
     name = "+".join(sorted(kind.value for kind in kinds)) + ("" if ended else ", went on")
-    return Incident(name=name, at_seconds=began, seconds=seconds, goes_on=goes_on)
+    return Incident(name=name, at_seconds=began, seconds=seconds - trained, trained_seconds=trained, goes_on=goes_on)
 
 
 def _steps_within(fault: Fault) -> int:
@@ -239,22 +243,22 @@ def _steps_within(fault: Fault) -> int:
 
 
 def predict(found: Chaos, met: Sequence[Incident]) -> Simulated:
-    """By the costs of the first half of the incidents, for the whole time that the run took."""
-    known = met[: max(1, len(met) // 2)]
+    """By what incidents cost, for the whole time that the run took."""
     alike: dict[tuple[str, GoesOn], list[float]] = defaultdict(list)
-    for each in known:
+    for each in met:
         alike[each.name, each.goes_on].append(each.seconds)
     troubles = [
         Trouble(
             name=name,
-            share=len(seconds) / len(known),
+            share=len(seconds) / len(met),
             found_seconds=0.0,
             back_seconds=statistics.mean(seconds),
             goes_on=goes_on,
         )
         for (name, goes_on), seconds in alike.items()
     ]
-    fleet = Fleet(nodes=1, seconds_between_failures=found.undisturbed_seconds / len(met), only_training=True)
+    trained = found.undisturbed_seconds + sum(each.trained_seconds for each in met)
+    fleet = Fleet(nodes=1, seconds_between_failures=trained / len(met), only_training=True)
     each = stall(found)
     every = EVERY_STEPS * step(found)
     saves = Saves(every_seconds=every, stall_seconds=each, write_seconds=each)
