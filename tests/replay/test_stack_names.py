@@ -7,8 +7,10 @@ import pytest
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.stacks import software
 from meshwright.replay.express import express
+from meshwright.replay.pricing import priced
 from meshwright.replay.published import replay
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.report import LineName
 from tests.replay.test_validate import row
 
 PLAIN = {"tp": "1", "pp": "1", "dp": "16", "zero": "3", "flash": "yes", "precision": "bf16", "gpu": "H100"}
@@ -31,6 +33,9 @@ PLAIN = {"tp": "1", "pp": "1", "dp": "16", "zero": "3", "flash": "yes", "precisi
         ({"framework": "NeMo 24.07", "extra": "ub_tp_comm_overlap: false"}, "nemo-whole-exchanges"),
         ({"framework": "Megatron-Core", "extra": "no tp comm overlap"}, "megatron-core"),
         ({"framework": "MaxText", "extra": "scatters on SparseCore"}, "xla-gpu"),
+        ({"framework": "Pax (JAX, XLA) + Transformer Engine"}, "xla-gpu-2023"),
+        ({"framework": "T5X", "flash": "no"}, "xla-gpu-2023-unfused"),
+        ({"framework": "T5X", "gpu": "TPU-v4", "flash": "no"}, "xla-2022"),
     ],
 )
 def test_a_stack_is_known_by_its_own_name(cells: dict[str, str], name: str) -> None:
@@ -45,6 +50,15 @@ def test_primus_has_the_kernels_of_megatron_core_and_sums_gradients_apart() -> N
     assert not plain.fused_accumulation
     assert (plain.eager, plain.shard_copies) == (False, ShardCopies.NONE)
     assert (sharded.eager, sharded.shard_copies) == (False, ShardCopies.UNITS)
+
+
+def test_xla_of_2023_hides_no_collective_of_data_ranks_on_gpus() -> None:
+    cells = {**PLAIN, "zero": "3", "dp": "32", "n_gpus": "32", "gpus_per_node": "8", "gbs": "64", "framework": ""}
+    found = (express(row(**{**cells, "framework": name})) for name in ("MaxText", "Pax"))
+    hidden, told = (priced(each).report for each in found)
+    sent = (LineName.PARAMETERS, LineName.GRADIENTS)
+    assert told.share(*sent) > 2.0 * hidden.share(*sent)
+    assert told.step_seconds > hidden.step_seconds
 
 
 def test_nanotron_is_slower_than_fused_megatron_and_fast_llm_quicker_than_torch() -> None:

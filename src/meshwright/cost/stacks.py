@@ -270,6 +270,10 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         **{f"xla-sparsecore{name}": Software(**{**_ON_SPARSE_CORES, **how}) for name, how in _REMAT.items()},
         **{f"xla-gpu{name}": Software(**{**_XLA, **how}) for name, how in _REMAT.items()},
         "xla-2022": Software(fused_attention=False, **_XLA),
+        # T5X asks XLA for nothing, and Pax of 2023 to hide collectives without pipelining them (the flags in NVIDIA's
+        # JAX-Toolbox, rosetta/projects): what a layer is sent and sends waits for its turn.
+        "xla-gpu-2023": Software(overlap=False, **_XLA),
+        "xla-gpu-2023-unfused": Software(overlap=False, fused_attention=False, **_XLA),
         # NVIDIA/DeepLearningExamples, TensorFlow/LanguageModeling/BERT (20.06): Horovod, with and without --use_xla;
         # hidden features and probabilities of attention are dropped out in training (modeling.py)
         "tensorflow-2020": Software(fused_attention=False, dropout=True, plain_softmax=True, **_OLD_NCCL),

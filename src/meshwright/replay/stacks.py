@@ -40,6 +40,7 @@ _TUNED = ("nemo/", "megatron-bridge", "mlperf")  # recipes whose speed their aut
 _XLA_2022 = (  # before XLA had fused attention
     *("t5x", "pathways", "alpa", "gspmd", "mesh-tensorflow", "mesh tensorflow", "gshard", "tensorflow", "seqio"),
 )
+_XLA_IN_TURN = ("t5x", "pax", "alpa", "gspmd", "gshard", "seqio")  # on other devices than TPUs
 _XLA = (*_XLA_2022, "maxtext", "pax", "levanter", "easylm", "jax", "xla", "axlearn", "flax")
 _AMP = ("deepspeed 3d (modified)",)  # DachengLi1/AMP, DeepSpeed/DeepSpeedExamples/Megatron-LM-v1.1.5-3D_parallelism
 # configs/base.yml: remat_policy; models/llama.py: gradient_checkpointing; disable_gradient_checkpointing of
@@ -96,6 +97,8 @@ class Stack:
             fused = self._fuses(unless=self.has(_XLA_2022))
             offloads = "sparsecore" in self._run.text("extra").lower().replace(" ", "")
             on_tpus = "xla-sparsecore" if offloads else "xla"
+            if self._device.kind is not DeviceKind.TPU and self.has(_XLA_IN_TURN):
+                return "xla-gpu-2023" if fused else "xla-gpu-2023-unfused"
             young = on_tpus if self._device.kind is DeviceKind.TPU else "xla-gpu"
             return f"{young}{self._kept_by_policy()}" if fused else self._xla_2022()
         if self.has(("nanotron",)) and self._fuses(unless=False):
