@@ -52,7 +52,7 @@ def test_primus_has_the_kernels_of_megatron_core_and_sums_gradients_apart() -> N
     assert (sharded.eager, sharded.shard_copies) == (False, ShardCopies.UNITS)
 
 
-def test_xla_of_2023_hides_no_collective_of_data_ranks_on_gpus() -> None:
+def test_xla_of_2023_hides_no_gather_and_no_scatter_on_gpus() -> None:
     cells = {**PLAIN, "zero": "3", "dp": "32", "n_gpus": "32", "gpus_per_node": "8", "gbs": "64", "framework": ""}
     found = (express(row(**{**cells, "framework": name})) for name in ("MaxText", "Pax"))
     hidden, told = (priced(each).report for each in found)

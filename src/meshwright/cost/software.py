@@ -50,7 +50,8 @@ class Software:
     their sum; `keeps_terms`: where they add up in more precision than multiplies, those of the last microbatch lie
     beside their sum until another goes back (update_hp_grads of DeepSpeed's runtime/bf16_optimizer.py).
     `sums_replicas_last`: shards of gradients are summed over replicas beyond a node when all backwards are done;
-    `scatters_alone`: nothing else is done while they are scattered.
+    `scatters_alone`: nothing else is done while they are scattered, and with `gathers_alone` while parameters are
+    gathered for a layer.
     `keeps_logits`: those of two microbatches lie in fp32 in the buffers of a pipeline until the next one's replace them
     (pipe_buffers of DeepSpeed's runtime/pipe/engine.py). `whole_logits`: every tensor rank is sent those of the whole
     vocabulary for the loss (TransformerLMHead of Aleph-Alpha/scaling, whose products gather what they give unless
@@ -109,6 +110,7 @@ class Software:
     reduces_whole: bool = False
     sums_replicas_last: bool = False
     scatters_alone: bool = False
+    gathers_alone: bool = False
     keeps_terms: bool = False
     keeps_logits: bool = False
     whole_logits: bool = False

@@ -176,6 +176,10 @@ _XLA_TPU: Mapping[str, Any] = {
     "scatters_alone": True,
     "experts": ExpertHandling(masks=True, block=512),
 }
+# Pax of 2023 has XLA hide collectives and not pipeline them (flags of NVIDIA/JAX-Toolbox, rosetta/projects/pax): what is
+# gathered for a layer does not travel beside the layer before.
+_XLA_IN_TURN: Mapping[str, Any] = {**_XLA, "gathers_alone": True, "scatters_alone": True}
+_FUSED: Mapping[str, Mapping[str, bool]] = {"": {}, "-unfused": {"fused_attention": False}}
 _ON_SPARSE_CORES: Mapping[str, Any] = {**_XLA_TPU, "scatters_alone": False}
 # karpathy/llm.c: one program whose kernels add residuals with norms and write gradients of logits over them, whose
 # products add to gradients in bf16, which travel during the last backward (train_gpt2.cu, llmc/fused_classifier.cuh).
@@ -270,10 +274,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         **{f"xla-sparsecore{name}": Software(**{**_ON_SPARSE_CORES, **how}) for name, how in _REMAT.items()},
         **{f"xla-gpu{name}": Software(**{**_XLA, **how}) for name, how in _REMAT.items()},
         "xla-2022": Software(fused_attention=False, **_XLA),
-        # T5X asks XLA for nothing, and Pax of 2023 to hide collectives without pipelining them (the flags in NVIDIA's
-        # JAX-Toolbox, rosetta/projects): what a layer is sent and sends waits for its turn.
-        "xla-gpu-2023": Software(overlap=False, **_XLA),
-        "xla-gpu-2023-unfused": Software(overlap=False, fused_attention=False, **_XLA),
+        **{f"xla-gpu-2023{name}": Software(**_XLA_IN_TURN, **how) for name, how in _FUSED.items()},
         # NVIDIA/DeepLearningExamples, TensorFlow/LanguageModeling/BERT (20.06): Horovod, with and without --use_xla;
         # hidden features and probabilities of attention are dropped out in training (modeling.py)
         "tensorflow-2020": Software(fused_attention=False, dropout=True, plain_softmax=True, **_OLD_NCCL),
