@@ -61,6 +61,7 @@ SAME: tuple[tuple[str, Division, Function], ...] = (
     ("the end narrowed", HEADS, lambda x: x.narrow(1, -2, 2)),
     ("turned", HEADS, lambda x: x.mT * x[:, 0].T.t()[..., None]),
     ("the greater of two", HEADS, lambda x: torch.max(x, OTHER) + torch.min(OTHER, x) + x.max(other=OTHER)),
+    ("shaped like it", HEADS, lambda x: torch.ones(3, 1).expand_as(x) * x + torch.arange(48.0).view_as(x)),
     ("cast", HEADS, lambda x: x.to(torch.float64).type_as(x).float()),
 )
 
@@ -106,6 +107,7 @@ REFUSED: tuple[tuple[str, Division, Function, str], ...] = (
     ("rolled", HEADS, lambda x: x.roll(1, -1), "roll along divided features"),
     ("flipped", HEADS, lambda x: x.flip(1, 2), "flip along divided features"),
     ("into another", HEADS, lambda x: torch.add(x, 1, out=OTHER), "add into a tensor that is there"),
+    ("by its numbers", HEADS, lambda x: OTHER[x[0].argmax(0)], "__getitem__ of a whole tensor with divided arguments"),
     ("spelt oddly", HEADS, lambda x: x.squeeze(), "squeeze called so has no rule"),
 )
 

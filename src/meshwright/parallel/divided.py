@@ -21,16 +21,21 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.parallel.collectives import EnterReplicated, GatherColumns, LeaveReplicated
 from meshwright.parallel.torch_compat import plain
+from meshwright.spec.errors import ConfigError, Problem
 
 WHOLE: frozenset[str] = frozenset()
 
 
-class Indivisible(Exception):
+class Indivisible(ConfigError):
     """A function cannot work on a part. `origins` are the parameters that divided it; cut at `cuts`, fractions of their
-    columns, and the parts dealt from every piece, it could."""
+    columns, and the parts dealt from every piece, it could.
+
+    Where a forward raises it, the example that the layout was found from did not show what it does.
+    """
 
     def __init__(self, reason: str, *, origins: frozenset[str] = WHOLE, cuts: tuple[Fraction, ...] = ()) -> None:
-        super().__init__(f"{reason} (divided: {', '.join(sorted(origins))})" if origins else reason)
+        fix = "let parallelize's example run the forward that does it, or use tensor 1"
+        super().__init__(Problem(what=reason, where=", ".join(sorted(origins)), fix=fix))
         self.reason, self.origins, self.cuts = reason, origins, cuts
 
 

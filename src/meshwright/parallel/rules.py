@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from meshwright.parallel.divided import Deciding, Divided, Division, ImaginedAxis, Indivisible, Use, divided, own
 from meshwright.parallel.divided_functions import LOOKS, SIZES, Ruled, function_name
 from meshwright.parallel.divided_products import multi_head_attention_forward
+from meshwright.parallel.own_functions import given_whole
 from meshwright.parallel.torch_compat import plain, tree_map
 from meshwright.parallel.trace import Example, Given, Stood, backward_of, imagined, without_memory
 from meshwright.spec.errors import ConfigError, Problem
@@ -80,9 +82,9 @@ def derive(module: nn.Module, example: Example, *, tensor: int) -> Rules:
     names = dict(module.named_parameters())
     imagined(module, example, names, after=lambda _output: None)
     trial = _Trial(module=module, ranks=tensor)
-    for _ in range(4 * len(names) + 1):
+    while True:  # each forward learns something or is the last
         try:
-            with trial.forward():
+            with trial.forward(), given_whole(_closed_by):
                 imagined(module, example, trial.opened(names), after=trial.check)
             break
         except Indivisible as conflict:
@@ -157,7 +159,8 @@ class _Trial:
         backward_of(output)
 
     def learn(self, conflict: Indivisible) -> None:
-        """Cuts that would help are tried first; then the columns that were divided are whole."""
+        """Cuts that would help are tried first; then the first of the matrices that divided it is whole: those behind
+        may have met divided features only because of it."""
         origins = {_kind(name, self.module) for name in conflict.origins}
         if not origins:
             where = self.stood.place or "the module"
@@ -169,10 +172,11 @@ class _Trial:
                 self.cuts[name] = self.cuts.get(name, frozenset()) | fresh
             return
         why = f"in {self.stood.place or 'the module'}: {conflict.reason}"
-        if origins <= self.given_up.keys():
+        in_order = (_kind(name, self.module) for name in self.chosen if name in conflict.origins)
+        first = next((kind for kind in in_order if kind not in self.given_up), None)
+        if first is None:
             raise ConfigError(Problem(what=f"cannot be divided: {why}", where=min(origins), fix="use tensor 1"))
-        for name in origins:
-            (self.given_up if name in self.taken_back else self.taken_back)[name] = why
+        (self.given_up if first in self.taken_back else self.taken_back)[first] = why
 
     def extend(self, names: Mapping[str, Tensor]) -> None:
         """Matrices that the forward did not reach lie as those of alike modules beside them: experts not chosen."""
@@ -274,17 +278,17 @@ class Open(Deciding):
             kept = _kept(name, first.open, args)
             if kept is not None:
                 return _opened(kept, func(plain(first), *args[1:], **kwargs))
-        if name not in LOOKS | SIZES:
-            for entry in (*args, *kwargs.values()):
-                if isinstance(entry, Open):
-                    entry.open.trial.used_whole[entry.open.name] = name
-        return tree_call(func, args, kwargs)
+        closed = _closed if name in LOOKS | SIZES else partial(_closed_by, name)
+        near, named = tree_map(closed, (tuple(args), kwargs))
+        return func(*near, **named)
 
 
-def tree_call(func: Any, args: Any, kwargs: Any) -> Any:
-    """`func` of what is open as whole tensors."""
-    near, named = tree_map(lambda x: plain(x) if isinstance(x, Open) else x, (tuple(args), dict(kwargs)))
-    return func(*near, **named)
+def _closed_by(function: str, x: Any) -> Any:
+    """x, all of which `function` uses."""
+    if isinstance(x, Open):
+        x.open.trial.reached.add(x.open.name)
+        x.open.trial.used_whole[x.open.name] = function
+    return _closed(x)
 
 
 def _opened(state: _Open, x: Tensor) -> Open:
