@@ -212,7 +212,9 @@ def _lay(
     peers = peers_of(mesh)
     usage = Usage(module, peers=peers)
     order = Order(module, name=name, peers=peers, usage=usage) if sharded and peers is not None else None
-    if order is None:
+    if sharded:
+        usage.follow_outside(ranks=mesh.data_size)
+    else:
         usage.follow_autograd()
     _watch(module, axis=axis, dtype=kinds.compute if kinds.casts else None, synchronizer=synchronizer)
     if axis is not None:
