@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.parallel.foreign import parallelize
 from meshwright.spec.degrees import plan_of_degrees
 from tests.parallel.foreign_models import WIDTH
+from tests.parallel.user_models import USERS
 
 WEIGHT = 0.1
 
@@ -34,7 +35,7 @@ def two_matrices() -> tuple[nn.Module, Tensor]:
 
 
 def decayed(degrees: dict[str, Any], by_loss: bool) -> dict[str, float]:
-    """How far gradients of a loss with a penalty are from those of one device, relative to those."""
+    """How far gradients of a loss with a penalty are from those of one device, relative to the largest."""
     (expected, x), (module, _) = two_matrices(), two_matrices()
     (expected(x).square().mean() + WEIGHT * penalty(expected)).backward()
     laid = parallelize(module, plan_of_degrees(precision="fp64", **degrees), example=(x[:1],))
@@ -49,10 +50,30 @@ def decayed(degrees: dict[str, Any], by_loss: bool) -> dict[str, float]:
     return _apart(laid.whole_of, expected, module)
 
 
+def stepped(kind: str, degrees: dict[str, Any]) -> tuple[dict[str, float], set[str]]:
+    """How far gradients of a user's module are from those of one device, relative to the largest, and which matrices
+    are divided."""
+    (expected, x), (module, _) = _user(kind), _user(kind)
+    expected(x).square().sum().backward()
+    laid = parallelize(module, plan_of_degrees(precision="fp64", **degrees), example=(x[:1],))
+    own = x.chunk(laid.mesh.data_size)[laid.mesh.data_coordinate]
+    laid.backward(laid.module(own).square().sum() * laid.mesh.data_size)
+    divided = {name for name in laid.rules.divided if not name.endswith("bias")}
+    return _apart(laid.whole_of, expected, module), divided
+
+
+def _user(kind: str) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(4)
+    return USERS[kind]().double(), torch.randn(4, 6, WIDTH, dtype=torch.float64)
+
+
 def _apart(whole_of: Callable[[str, Tensor], Tensor], expected: nn.Module, module: nn.Module) -> dict[str, float]:
     found = dict(module.named_parameters())
     gradients = {name: x.grad for name, x in expected.named_parameters() if x.grad is not None}
-    assert all(found[name].grad is not None for name in gradients)
-    return {
-        name: float((whole_of(name, found[name].grad) - x).abs().max() / x.abs().max()) for name, x in gradients.items()
-    }
+    largest = max(float(x.abs().max()) for x in gradients.values())
+    apart = {}
+    for name, x in gradients.items():
+        gradient = found[name].grad
+        assert gradient is not None, name
+        apart[name] = float((whole_of(name, gradient) - x).abs().max()) / largest
+    return apart

@@ -8,8 +8,10 @@ import pytest
 
 from meshwright.spec.degrees import plan_of_degrees
 from tests.parallel import foreign_uses
+from tests.parallel.user_models import DIVIDED, USERS
 from tests.support.pool import Pool
 
+TOLERANCE = 1e-12
 PENALISED: tuple[dict[str, Any], ...] = (
     {"tensor": 2},
     {"replicate": 2},
@@ -25,4 +27,11 @@ PENALISED: tuple[dict[str, Any], ...] = (
 def test_a_penalty_on_parameters_is_that_of_one_device(pool: Pool, degrees: dict[str, Any], by_loss: bool) -> None:
     ranks = plan_of_degrees(**degrees).world_size
     for apart in pool.run(foreign_uses.decayed, degrees, by_loss, ranks=ranks):
-        assert max(apart.values()) < 1e-12, apart
+        assert max(apart.values()) < TOLERANCE, apart
+
+
+@pytest.mark.parametrize("kind", USERS)
+def test_what_users_write_beside_layers_is_divided_and_exact(pool: Pool, kind: str) -> None:
+    for apart, divided in pool.run(foreign_uses.stepped, kind, {"tensor": 2}, ranks=2):
+        assert max(apart.values()) < TOLERANCE, apart
+        assert {name for name in divided if "bias" not in name} == DIVIDED[kind]

@@ -21,6 +21,7 @@ from meshwright.parallel.divided import (
     parts_among,
 )
 from meshwright.parallel.divided_dims import Dims
+from meshwright.parallel.divided_einsum import einsum
 from meshwright.parallel.torch_compat import plain, plainly
 
 
@@ -29,10 +30,13 @@ def _words(text: str) -> frozenset[str]:
 
 
 _ELEMENTWISE = _words(
-    """add sub rsub mul div true_divide pow neg abs exp exp2 log sqrt rsqrt reciprocal square sin cos tanh sigmoid erf
-    relu relu6 gelu silu mish elu selu celu leaky_relu softplus logsigmoid hardswish hardsigmoid hardtanh threshold
+    """add sub rsub mul div true_divide pow neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square
+    sin cos tan sinh cosh tanh asin acos atan atan2 sigmoid special_expit erf erfc sinc hypot logaddexp xlogy
+    relu relu6 gelu silu mish elu selu celu leaky_relu softplus softsign logsigmoid hardswish hardsigmoid hardtanh
+    threshold tanhshrink hardshrink softshrink
     clamp clip clamp_min clamp_max maximum minimum where masked_fill lerp addcmul addcdiv
-    contiguous clone detach float double half bfloat16 nan_to_num sign floor round isnan isinf
+    contiguous clone detach data float double half bfloat16 nan_to_num sign floor ceil trunc frac round fmod remainder
+    isnan isinf isfinite
     eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or invert zeros_like ones_like empty_like
     full_like view_as_complex view_as_real requires_grad_ zero_ fill_
     """
@@ -48,10 +52,11 @@ _OPERATORS = {
     "__getitem__": "__getitem__",
 }
 # What draws random numbers, which ranks draw apart for their parts.
-_RANDOM = _words("dropout alpha_dropout rand_like")
+_RANDOM = _words("dropout alpha_dropout rand_like randn_like")
 ALONG: Mapping[str, Dims] = {
-    **dict.fromkeys(_words("softmax log_softmax cumsum cumprod"), Dims(place=0)),
-    **dict.fromkeys(_words("sort argsort glu"), Dims(place=0, absent=(-1,))),
+    **dict.fromkeys(_words("softmax log_softmax softmin cumsum cumprod"), Dims(place=0)),
+    **dict.fromkeys(_words("sort argsort"), Dims(place=0, absent=(-1,))),
+    "topk": Dims(place=1, absent=(-1,)),
     "flip": Dims(place=0, spread=True),
     "roll": Dims(place=1),
     "normalize": Dims(place=1, absent=(1,)),
@@ -63,8 +68,8 @@ REDUCTIONS: Mapping[str, Dims] = {
 }
 # What moves one tensor about. A whole one that is told divided arguments has no rule.
 _MOVES = _words(
-    """view reshape transpose swapaxes swapdims mT t T size shape __iter__ __getitem__ expand permute unsqueeze squeeze
-    flatten unflatten split chunk unbind narrow repeat_interleave pad
+    """view reshape transpose swapaxes swapdims mT t T size shape __getitem__ expand permute unsqueeze squeeze
+    flatten unflatten split chunk unbind narrow repeat_interleave pad index_select glu
     """
 )
 LOOKS = _words(
@@ -265,6 +270,15 @@ def _interleaved(_func: Any, x: Divided, repeats: Any, dim: Any = None, **_: Any
     return moves.repeat_interleave(x, repeats, dim)
 
 
+def _selected(_func: Any, x: Divided, dim: int, index: Tensor) -> Any:
+    return moves.index(x, (*[slice(None)] * moves.place_of(dim, plain(x).ndim), index))
+
+
+def _glu(_func: Any, x: Divided, dim: int = -1) -> Any:
+    value, gate = moves.chunk(x, 2, dim)
+    return value * gate.sigmoid()
+
+
 def _padded(func: Any, x: Divided, pad: Iterable[int], *args: Any, **kwargs: Any) -> Any:
     widths = list(pad)
     if x.division.dim >= plain(x).ndim - len(widths) // 2:
@@ -292,7 +306,6 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "numel": lambda _func, x: x.whole_shape().numel(),
     "nelement": lambda _func, x: x.whole_shape().numel(),
     "__len__": lambda _func, x: x.whole_shape()[0],
-    "__iter__": lambda _func, x: iter(moves.unbind(x)),
     "__getitem__": _bare(moves.index),
     "view_as": _like("view"),
     "reshape_as": _like("reshape"),
@@ -308,9 +321,12 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "chunk": _bare(lambda x, chunks, dim=0: moves.chunk(x, chunks, dim)),
     "unbind": _bare(moves.unbind),
     "narrow": _narrow,
+    "index_select": _selected,
     "stack": _bare(moves.stack),
     "repeat_interleave": _interleaved,
     "pad": _padded,
+    "glu": _glu,
+    "einsum": _bare(einsum),
     "linear": _bare(products.linear),
     "addmm": _bare(products.addmm),
     "baddbmm": _bare(products.baddbmm),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -175,28 +176,36 @@ def multi_head_attention_forward(
     static_k: Tensor | None = None,
     static_v: Tensor | None = None,
     is_causal: bool = False,
+    average_attn_weights: bool = True,
     **_: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """nn.MultiheadAttention of (tokens, batch, features) whose packed input matrix is divided, by its parts."""
     unusual = (bias_k, bias_v, static_k, static_v)
-    if (
-        use_separate_proj_weight
-        or add_zero_attn
-        or need_weights
-        or query.ndim != 3
-        or any(entry is not None for entry in unusual)
-    ):
-        reason = "nn.MultiheadAttention is divided only with one width, batches and need_weights=False"
+    if use_separate_proj_weight or add_zero_attn or query.ndim != 3 or any(entry is not None for entry in unusual):
+        reason = "nn.MultiheadAttention is divided only with one width, batches and no added keys"
         raise Indivisible(reason, origins=origins_of((in_weight,)))
     biases = (None,) * 3 if in_bias is None else in_bias.split(width)
     parts = zip((query, key, value), in_weight.split(width), biases, strict=True)
     q, k, v = (_per_head(linear(x, weight, bias), heads) for x, weight, bias in parts)
     mask = _mask(attn_mask, key_padding_mask, heads=heads, like=query)
     causal = is_causal and mask is None
-    dropped = dropout_p if training else 0.0
-    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped, is_causal=causal)
+    dropped, shown = dropout_p if training else 0.0, None
+    if need_weights:
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        weights = functional.dropout((scores if mask is None else scores + mask).softmax(-1), dropped)
+        mixed, shown = weights @ v, _shown(weights, average=average_attn_weights)
+    else:
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped, is_causal=causal)
     joined = mixed.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], width)
-    return functional.linear(joined, out_weight, out_bias), None
+    return functional.linear(joined, out_weight, out_bias), shown
+
+
+def _shown(weights: Tensor, *, average: bool) -> Tensor:
+    """Divided weights (batch, heads, queries, keys), whole: each head's, or their average."""
+    assert isinstance(weights, Divided)
+    if not average:
+        return whole(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    return weights.axis.leave(plain(weights).sum(1)) / weights.shape[1]
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.parallel.divided import Deciding, Divided, Division, ImaginedAxis, Indivisible, Use, divided, own
+from meshwright.parallel.divided_einsum import with_matrix
 from meshwright.parallel.divided_functions import LOOKS, SIZES, Ruled, function_name
 from meshwright.parallel.divided_products import multi_head_attention_forward
 from meshwright.parallel.own_functions import given_whole
@@ -270,6 +271,9 @@ class Open(Deciding):
             return func(*_decided(name, args, kwargs), **{k: v for k, v in kwargs.items() if k in ("beta", "alpha")})
         if name == "embedding":
             return func(args[0], _table(args[0], args[1]), *args[2:], **kwargs)
+        lettered = with_matrix(args, _matrix) if name == "einsum" else None
+        if lettered is not None:
+            return func(*lettered)
         if name == "multi_head_attention_forward":
             given = _attention(args)
             return (multi_head_attention_forward if isinstance(given[5], Divided) else func)(*given, **kwargs)
@@ -277,7 +281,8 @@ class Open(Deciding):
         if isinstance(first, Open):
             kept = _kept(name, first.open, args)
             if kept is not None:
-                return _opened(kept, func(plain(first), *args[1:], **kwargs))
+                found = func(plain(first), *args[1:], **kwargs)
+                return _opened(kept, found) if isinstance(found, Tensor) else tuple(_opened(kept, x) for x in found)
         closed = _closed if name in LOOKS | SIZES else partial(_closed_by, name)
         near, named = tree_map(closed, (tuple(args), kwargs))
         return func(*near, **named)
@@ -305,7 +310,7 @@ def _kept(name: str, state: _Open, args: tuple[Any, ...]) -> _Open | None:
     if name in ("t", "T", "mT") or (name == "transpose" and ndim == 2):
         return _Open(name=state.name, trial=trial, lead=state.lead, turned=not state.turned)
     taken = name == "__getitem__" and (isinstance(args[1], int) or (isinstance(args[1], Tensor) and args[1].ndim == 0))
-    if ndim == 3 and not state.turned and (taken or (name == "select" and args[1] == 0)):
+    if ndim == 3 and not state.turned and (taken or (name in ("select", "unbind") and args[1:2] == (0,))):
         return _Open(name=state.name, trial=trial, lead=state.lead + 1)
     return None
 
