@@ -18,6 +18,7 @@ RANKS = 2
 HEADS = Division(dim=2, pieces=(8,))  # 4 heads of 2, of tensors (2, 3, 8)
 PACKED = Division(dim=2, pieces=(8, 8, 8))
 GROUPED = Division(dim=2, pieces=(8, 4, 4))
+KERNELS = torch.arange(16.0).view(8, 1, 2)
 HALVES = Division(dim=2, pieces=(8, 8))
 MASK = torch.tensor([[0.0, 1.0, 2.0]]).expand(3, 3)
 OTHER = torch.arange(48.0).view(2, 3, 8)
@@ -70,6 +71,10 @@ SAME: tuple[tuple[str, Division, Function], ...] = (
     ("gated by halves", HALVES, lambda x: functional.glu(x, dim=-1)),
     ("the greatest", HEADS, lambda x: x.topk(2, dim=1)[0]),
     ("logarithms", HEADS, lambda x: torch.log1p(x.abs()) + torch.special.expit(x).data),
+    ("a slope of each channel", HEADS, lambda x: functional.prelu(x.transpose(1, 2), OTHER[0, 0]).transpose(1, 2)),
+    ("a slope of all", HEADS, lambda x: functional.prelu(x, torch.tensor([0.5]))),
+    ("channels by themselves", HEADS, lambda x: functional.conv1d(x.mT, KERNELS, OTHER[0, 0], 1, 1, groups=8).mT),
+    ("thirds by themselves", PACKED, lambda x: functional.conv1d(x.mT, KERNELS.repeat(3, 1, 1), groups=24).mT),
     ("cast", HEADS, lambda x: x.to(torch.float64).type_as(x).float()),
 )
 
@@ -122,6 +127,7 @@ REFUSED: tuple[tuple[str, Division, Function, str], ...] = (
     ("rolled", HEADS, lambda x: x.roll(1, -1), "roll along divided features"),
     ("flipped", HEADS, lambda x: x.flip(1, 2), "flip along divided features"),
     ("into another", HEADS, lambda x: torch.add(x, 1, out=OTHER), "add into a tensor that is there"),
+    ("channels mixed", HEADS, lambda x: functional.conv1d(x.mT, KERNELS.expand(8, 8, 2)), "mixes divided channels"),
     ("by its numbers", HEADS, lambda x: OTHER[x[0].argmax(0)], "__getitem__ of a whole tensor with divided arguments"),
     ("spelt oddly", HEADS, lambda x: x.squeeze(), "squeeze called so has no rule"),
 )

@@ -60,6 +60,24 @@ class Gated(nn.Module):
         return x
 
 
+class Shared(nn.Module):
+    """Keys and values that all heads of queries share, and channels that are convolved each by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        size = WIDTH // HEADS
+        self.query, self.shared, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * size), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.along, self.slopes = nn.Conv1d(32, 32, 3, padding=1, groups=32), nn.PReLU(32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key, value = self.shared(x).chunk(2, dim=-1)
+        query = self.query(x).unflatten(-1, (HEADS, WIDTH // HEADS)).transpose(1, 2)
+        weights = (query @ key[:, None].mT).softmax(-1)
+        x = x + self.out((weights @ value[:, None]).transpose(1, 2).flatten(2))
+        return x + self.down(self.slopes(self.along(self.up(x).mT)).mT)
+
+
 class Straight(torch.autograd.Function):
     """x; its gradient has the length one."""
 
@@ -98,6 +116,7 @@ USERS = {
     "shown": lambda: Shown(average=True),
     "shown by heads": lambda: Shown(average=False),
     "gated": Gated,
+    "shared": Shared,
     "backward": Backward,
 }
 # Parameters that two tensor ranks divide.
@@ -105,6 +124,7 @@ DIVIDED = {
     "lettered": {"query.weight", "key.weight", "value.weight", "out", "up", "down"},
     "shown": {"attention.in_proj_weight", "attention.out_proj.weight"},
     "shown by heads": {"attention.in_proj_weight", "attention.out_proj.weight"},
+    "shared": {"query.weight", "out.weight", "up.weight", "down.weight"},
     "gated": {"gate.weight", "out.weight", "up", "down"},
     "backward": {"up.weight", "down.weight"},
 }

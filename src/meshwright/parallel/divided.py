@@ -39,6 +39,10 @@ class Indivisible(ConfigError):
         self.reason, self.origins, self.cuts = reason, origins, cuts
 
 
+class Unlike(Indivisible):
+    """Tensors that are divided in two ways meet: one of them may stay divided."""
+
+
 class Use(StrEnum):
     """Features stay divided until a product sums them; rows of a vocabulary meet at once: embeddings are summed and
     logits gathered."""
@@ -231,8 +235,7 @@ def beside(x: Any, back: int, division: Division, *, like: Divided) -> Any:
         return x
     if isinstance(x, Divided):
         if x.division.dim - plain(x).ndim != back or x.division.pieces != division.pieces:
-            reason = "tensors divided in two ways meet"
-            raise Indivisible(reason, origins=x.origins | like.origins)
+            raise Unlike("tensors divided in two ways meet", origins=x.origins | like.origins)
         return plain(x)
     if x.ndim < -back or x.shape[back] == 1:
         return like.axis.enter(x)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meshwright.parallel.divided import Divided, Division, Indivisible, Use, origins_of, own, parts_among
+from meshwright.parallel.divided import Divided, Division, Indivisible, Unlike, Use, origins_of, own, parts_among
 from meshwright.parallel.divided_products import whole
 from meshwright.parallel.torch_compat import plain
 
@@ -67,7 +67,7 @@ def _near(x: Tensor, term: str, letter: str, *, like: Divided, origins: frozense
     """What this rank has of x along `letter`."""
     if isinstance(x, Divided):
         if term[x.division.dim] != letter or x.division.pieces != like.division.pieces:
-            raise Indivisible("einsum of tensors divided in two ways", origins=origins)
+            raise Unlike("einsum of tensors divided in two ways", origins=origins)
         return plain(x)
     entered = like.axis.enter(x)
     if letter not in term or x.shape[term.index(letter)] == 1:

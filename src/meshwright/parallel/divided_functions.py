@@ -328,6 +328,8 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "glu": _glu,
     "einsum": _bare(einsum),
     "linear": _bare(products.linear),
+    "prelu": _bare(products.prelu),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), products.depthwise),
     "addmm": _bare(products.addmm),
     "baddbmm": _bare(products.baddbmm),
     "embedding": _bare(products.embedding),

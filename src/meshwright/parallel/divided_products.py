@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.parallel.divided import Divided, Division, Indivisible, Use, beside, origins_of, own, parts_among
+from meshwright.parallel.divided import (
+    Divided,
+    Division,
+    Indivisible,
+    Unlike,
+    Use,
+    beside,
+    origins_of,
+    own,
+    parts_among,
+)
 from meshwright.parallel.torch_compat import plain
 
 
@@ -26,12 +36,12 @@ def matmul(a: Tensor, b: Tensor, **_: Any) -> Tensor:
         assert isinstance(like, Divided)
         return _contracted(a, b, like=like)
     if len(backs) > 1:
-        raise Indivisible("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
+        raise Unlike("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
     back, division = backs.pop(), first.division
     if back in (-1, -2):
         one, other = (a, b) if back == -2 else (b, a)
         if not isinstance(one, Divided) or isinstance(other, Divided):
-            raise Indivisible("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
+            raise Unlike("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
         local = plain(one) @ first.axis.enter(other) if back == -2 else first.axis.enter(other) @ plain(one)
         result = first.made(local, Division(dim=local.ndim + back, pieces=division.pieces))
         return whole(result) if division.use is Use.VOCABULARY else result
@@ -48,7 +58,7 @@ def _contracted(a: Tensor, b: Tensor, *, like: Divided) -> Tensor:
 def _own_of(x: Tensor, back: int, pieces: tuple[int, ...], *, like: Divided) -> Tensor:
     if isinstance(x, Divided):
         if x.division.dim - x.ndim != back or x.division.pieces != pieces:
-            raise Indivisible("a product of tensors divided in two ways", origins=x.origins | like.origins)
+            raise Unlike("a product of tensors divided in two ways", origins=x.origins | like.origins)
         return plain(x)
     return own(like.axis.enter(x), Division(dim=x.ndim + back, pieces=pieces), like.axis)
 
@@ -150,7 +160,7 @@ def _heads(x: Tensor, back: int, like: Divided) -> Tensor:
     if not isinstance(x, Divided):
         return own(like.axis.enter(x), Division(dim=x.ndim + back, pieces=pieces), like.axis)
     if x.division.dim - x.ndim != back or x.division.pieces != pieces:
-        raise Indivisible("queries and keys are divided in two ways", origins=x.origins | like.origins)
+        raise Unlike("queries and keys are divided in two ways", origins=x.origins | like.origins)
     return plain(x)
 
 
@@ -204,8 +214,27 @@ def _shown(weights: Tensor, *, average: bool) -> Tensor:
     """Divided weights (batch, heads, queries, keys), whole: each head's, or their average."""
     assert isinstance(weights, Divided)
     if not average:
-        return whole(weights.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        last = weights.permute(0, 2, 3, 1)
+        assert isinstance(last, Divided)
+        return whole(last).permute(0, 3, 1, 2)
     return weights.axis.leave(plain(weights).sum(1)) / weights.shape[1]
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """A slope below zero for all, or for each channel, which is dim 1."""
+    slopes = weight if weight.numel() == 1 or x.ndim < 2 else weight.view(-1, *[1] * (x.ndim - 2))
+    return torch.where(x > 0, x, slopes * x)
+
+
+def depthwise(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1) -> Tensor:
+    """A convolution of each divided channel, dim 1, by itself; `rest` are stride, padding, dilation and groups."""
+    *steps, groups = rest if len(rest) == 4 else (*rest, groups)
+    if not isinstance(x, Divided) or x.division.dim != 1 or not groups == len(weight) == x.division.total:
+        raise Indivisible("a convolution that mixes divided channels", origins=origins_of((x, weight)))
+    rows = Division(dim=0, pieces=x.division.pieces)
+    near = [None if entry is None else own(x.axis.enter(entry), rows, x.axis) for entry in (weight, bias)]
+    local = plain(x)
+    return x.made(func(local, *near, *steps, groups=local.shape[1]), x.division)
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:

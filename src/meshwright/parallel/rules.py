@@ -20,7 +20,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from meshwright.parallel.divided import Deciding, Divided, Division, ImaginedAxis, Indivisible, Use, divided, own
+from meshwright.parallel.divided import (
+    Deciding,
+    Divided,
+    Division,
+    ImaginedAxis,
+    Indivisible,
+    Unlike,
+    Use,
+    divided,
+    own,
+)
 from meshwright.parallel.divided_einsum import with_matrix
 from meshwright.parallel.divided_functions import LOOKS, SIZES, Ruled, function_name
 from meshwright.parallel.divided_products import multi_head_attention_forward
@@ -29,7 +39,6 @@ from meshwright.parallel.torch_compat import plain, tree_map
 from meshwright.parallel.trace import Example, Given, Stood, backward_of, imagined, without_memory
 from meshwright.spec.errors import ConfigError, Problem
 
-_MOST_TRIED = 8  # other numbers of ranks, where one divides nothing
 _MATRICES = {"linear", "matmul", "mm", "addmm"}
 
 
@@ -100,26 +109,6 @@ def undivided(module: nn.Module) -> Rules:
     return Rules(ranks=1, parts={name: Parted(layout=Layout.WHOLE, kind=_kind(name, module)) for name in names})
 
 
-def nearest_divisions(module: nn.Module, example: Example, *, tensor: int) -> tuple[int, ...]:
-    """The numbers of ranks nearest to `tensor` that divide any matrix of `module`; 1 where none of a few does."""
-    sizes = {size for parameter in module.parameters() for size in parameter.shape}
-    tried = 0
-    for apart in range(1, tensor):
-        near = [ranks for ranks in (tensor - apart, tensor + apart) if any(size % ranks == 0 for size in sizes)]
-        found = tuple(ranks for ranks in near if ranks > 1 and _divides(module, example, tensor=ranks))
-        tried += len(near)
-        if found or tried > _MOST_TRIED:
-            return found or (1,)
-    return (1,)
-
-
-def _divides(module: nn.Module, example: Example, *, tensor: int) -> bool:
-    try:
-        return bool(derive(module, example, tensor=tensor).divided)
-    except ConfigError:
-        return False
-
-
 @dataclass(slots=True, kw_only=True)
 class _Trial:
     """What is known after the forwards so far, and what is decided in the one at work."""
@@ -161,7 +150,7 @@ class _Trial:
 
     def learn(self, conflict: Indivisible) -> None:
         """Cuts that would help are tried first; then the first of the matrices that divided it is whole: those behind
-        may have met divided features only because of it."""
+        may have met divided features only because of it. Of matrices divided in two ways the smallest is whole."""
         origins = {_kind(name, self.module) for name in conflict.origins}
         if not origins:
             where = self.stood.place or "the module"
@@ -173,7 +162,10 @@ class _Trial:
                 self.cuts[name] = self.cuts.get(name, frozenset()) | fresh
             return
         why = f"in {self.stood.place or 'the module'}: {conflict.reason}"
-        in_order = (_kind(name, self.module) for name in self.chosen if name in conflict.origins)
+        names = [name for name in self.chosen if name in conflict.origins]
+        if isinstance(conflict, Unlike):
+            names.sort(key=lambda name: self.module.get_parameter(name).numel())
+        in_order = (_kind(name, self.module) for name in names)
         first = next((kind for kind in in_order if kind not in self.given_up), None)
         if first is None:
             raise ConfigError(Problem(what=f"cannot be divided: {why}", where=min(origins), fix="use tensor 1"))
