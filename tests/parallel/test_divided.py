@@ -18,7 +18,8 @@ RANKS = 2
 HEADS = Division(dim=2, pieces=(8,))  # 4 heads of 2, of tensors (2, 3, 8)
 PACKED = Division(dim=2, pieces=(8, 8, 8))
 GROUPED = Division(dim=2, pieces=(8, 4, 4))
-KERNELS = torch.arange(16.0).view(8, 1, 2)
+KERNELS = torch.arange(16.0).view(8, 1, 2)  # one of each channel
+THRICE = KERNELS.repeat(3, 1, 1)
 HALVES = Division(dim=2, pieces=(8, 8))
 MASK = torch.tensor([[0.0, 1.0, 2.0]]).expand(3, 3)
 OTHER = torch.arange(48.0).view(2, 3, 8)
@@ -74,7 +75,11 @@ SAME: tuple[tuple[str, Division, Function], ...] = (
     ("a slope of each channel", HEADS, lambda x: functional.prelu(x.transpose(1, 2), OTHER[0, 0]).transpose(1, 2)),
     ("a slope of all", HEADS, lambda x: functional.prelu(x, torch.tensor([0.5]))),
     ("channels by themselves", HEADS, lambda x: functional.conv1d(x.mT, KERNELS, OTHER[0, 0], 1, 1, groups=8).mT),
-    ("thirds by themselves", PACKED, lambda x: functional.conv1d(x.mT, KERNELS.repeat(3, 1, 1), groups=24).mT),
+    (
+        "thirds by themselves",
+        PACKED,
+        lambda x: functional.conv1d(x.mT, THRICE, padding=1, groups=24).mT,
+    ),
     ("cast", HEADS, lambda x: x.to(torch.float64).type_as(x).float()),
 )
 

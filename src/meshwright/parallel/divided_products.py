@@ -226,15 +226,15 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
     return torch.where(x > 0, x, slopes * x)
 
 
-def depthwise(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, groups: int = 1) -> Tensor:
+def depthwise(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **named: Any) -> Tensor:
     """A convolution of each divided channel, dim 1, by itself; `rest` are stride, padding, dilation and groups."""
-    *steps, groups = rest if len(rest) == 4 else (*rest, groups)
+    *steps, groups = rest if len(rest) == 4 else (*rest, named.pop("groups", 1))
     if not isinstance(x, Divided) or x.division.dim != 1 or not groups == len(weight) == x.division.total:
         raise Indivisible("a convolution that mixes divided channels", origins=origins_of((x, weight)))
     rows = Division(dim=0, pieces=x.division.pieces)
     near = [None if entry is None else own(x.axis.enter(entry), rows, x.axis) for entry in (weight, bias)]
     local = plain(x)
-    return x.made(func(local, *near, *steps, groups=local.shape[1]), x.division)
+    return x.made(func(local, *near, *steps, groups=local.shape[1], **named), x.division)
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:
