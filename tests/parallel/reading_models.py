@@ -35,6 +35,14 @@ class Keeping(Block):
         return x
 
 
+class Ending(Block):
+    """What its last matrix gives is what it gives."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.down(functional.gelu(self.up(self.norm(x))))
+        return made
+
+
 class Wrapping(Block):
     """It takes and gives an object that torch does not look into."""
 
@@ -49,7 +57,7 @@ class Reading(nn.Module):
         super().__init__()
         self.kind = kind
         self.table, self.head = nn.Embedding(VOCAB, WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
-        made = {"kept": Keeping, "wrapped": Wrapping}.get(kind, Block)
+        made = {"kept": Keeping, "wrapped": Wrapping, "last": Ending}.get(kind, Block)
         self.blocks = nn.ModuleList([made(), made()])
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -80,6 +88,10 @@ class Reading(nn.Module):
         for block in (first, second):
             x = checkpoint(block, x, use_reentrant=False)
         return x
+
+    def last(self, x: Tensor, first: Block, second: Block) -> Tensor:
+        x = x + first(x)
+        return x + second(x)
 
     def turned(self, x: Tensor, first: Block, second: Block) -> Tensor:
         return second(first(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,9 +49,7 @@ def is_small(name: str, parameter: Tensor) -> bool:
     return parameter.dim() < 2 or name.startswith("embedding.") or name.endswith("bias")
 
 
-def update(
-    name: str, parameter: Tensor, gradient: Tensor, spec: Optimizer, state: dict[str, Tensor], step: int
-) -> None:
+def update(name: str, parameter: Tensor, gradient: Tensor, spec: Optimizer, state: dict[str, Any], step: int) -> None:
     """One step of `spec` on one parameter, a stack of matrices one by one; then moments of two bytes are rounded."""
     how = own(name, parameter, spec)
     rule, decay, rate = how.rule, how.decay, how.rate
@@ -77,10 +76,11 @@ def update(
         parameter.copy_(parameter - rate * momentum)
     else:
         parameter.copy_(parameter * (1.0 - rate * decay))
-        parts = range(len(parameter)) if parameter.dim() > 2 else [...]
-        for part in parts:
-            means = state.setdefault(str(part), {})  # type: ignore[arg-type]  # one state a matrix
-            parameter[part] -= rate * factored(gradient[part], rule, means, step)  # type: ignore[index, arg-type]
+        matrices = [parameter], [gradient]
+        if parameter.dim() > 2:
+            matrices = list(parameter), list(gradient)
+        for part, (matrix, slope) in enumerate(zip(*matrices, strict=True)):
+            matrix -= rate * factored(slope, rule, state.setdefault(str(part), {}), step)
 
 
 def orthogonal(x: Tensor, steps: int) -> Tensor:

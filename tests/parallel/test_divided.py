@@ -18,6 +18,9 @@ RANKS = 2
 HEADS = Division(dim=2, pieces=(8,))  # 4 heads of 2, of tensors (2, 3, 8)
 PACKED = Division(dim=2, pieces=(8, 8, 8))
 GROUPED = Division(dim=2, pieces=(8, 4, 4))
+KERNELS = torch.arange(16.0).view(8, 1, 2)  # one of each channel
+THRICE = KERNELS.repeat(3, 1, 1)
+HALVES = Division(dim=2, pieces=(8, 8))
 MASK = torch.tensor([[0.0, 1.0, 2.0]]).expand(3, 3)
 OTHER = torch.arange(48.0).view(2, 3, 8)
 
@@ -61,6 +64,22 @@ SAME: tuple[tuple[str, Division, Function], ...] = (
     ("the end narrowed", HEADS, lambda x: x.narrow(1, -2, 2)),
     ("turned", HEADS, lambda x: x.mT * x[:, 0].T.t()[..., None]),
     ("the greater of two", HEADS, lambda x: torch.max(x, OTHER) + torch.min(OTHER, x) + x.max(other=OTHER)),
+    ("shaped like it", HEADS, lambda x: torch.ones(3, 1).expand_as(x) * x + torch.arange(48.0).view_as(x)),
+    ("scores by letters", HEADS, lambda x: torch.einsum("bihd,bjhd->bhij", x.view(2, 3, 4, 2), x.view(2, 3, 4, 2))),
+    ("letters left out", HEADS, lambda x: torch.einsum("...ti, t", x, OTHER[0, 0, :3])),
+    ("letters of a list", HEADS, lambda x: torch.einsum("bti,i,bqi->bti", [x, OTHER[0, 0], OTHER[:, :1]])),
+    ("picked by tokens", HEADS, lambda x: x.index_select(1, torch.tensor([2, 0]))),
+    ("gated by halves", HALVES, lambda x: functional.glu(x, dim=-1)),
+    ("the greatest", HEADS, lambda x: x.topk(2, dim=1)[0]),
+    ("logarithms", HEADS, lambda x: torch.log1p(x.abs()) + torch.special.expit(x).data),
+    ("a slope of each channel", HEADS, lambda x: functional.prelu(x.transpose(1, 2), OTHER[0, 0]).transpose(1, 2)),
+    ("a slope of all", HEADS, lambda x: functional.prelu(x, torch.tensor([0.5]))),
+    ("channels by themselves", HEADS, lambda x: functional.conv1d(x.mT, KERNELS, OTHER[0, 0], 1, 1, groups=8).mT),
+    (
+        "thirds by themselves",
+        PACKED,
+        lambda x: functional.conv1d(x.mT, THRICE, padding=1, groups=24).mT,
+    ),
     ("cast", HEADS, lambda x: x.to(torch.float64).type_as(x).float()),
 )
 
@@ -99,13 +118,22 @@ REFUSED: tuple[tuple[str, Division, Function, str], ...] = (
     ("one head", Division(dim=2, pieces=(6,)), lambda x: x.view(2, 3, 3, 2), "does not divide by 2"),
     ("two ways", HEADS, lambda x: x + x.view(2, 3, 4, 2).transpose(2, 3).reshape(2, 3, 8), "divided in two ways meet"),
     ("joined", HEADS, lambda x: torch.cat((x, x), dim=-1), "joined along a divided dim"),
-    ("topk", HEADS, lambda x: x.topk(2), "topk has no rule"),
+    ("topk", HEADS, lambda x: x.topk(2), "topk along divided features"),
+    ("kth value", HEADS, lambda x: x.kthvalue(2), "kthvalue has no rule"),
+    ("gated by heads", HEADS, lambda x: functional.glu(x, -1), "columns 0 to 4 of 8"),
+    ("picked", HEADS, lambda x: x.index_select(-1, torch.tensor([1, 0])), "an index into a divided dim"),
+    ("a diagonal", HEADS, lambda x: torch.einsum("bthh->bth", x.view(2, 3, 4, 2)), "einsum of a diagonal"),
+    ("two letters", HEADS, lambda x: torch.einsum("bti,bjt->bij", x, x), "einsum of tensors divided in two ways"),
+    ("capitals", HEADS, lambda x: torch.einsum("BTD->BT", x), "einsum is divided only with small letters"),
+    ("by numbers", HEADS, lambda x: torch.einsum(x, [0, 1, 2], [0, 1]), "einsum is divided only with small letters"),
     ("into a whole", HEADS, lambda x: torch.zeros(2, 3, 8).add_(x), "a whole tensor is changed"),
     ("written", HEADS, lambda x: x.__setitem__(0, 0.0), "__setitem__ has no rule"),
     ("rolled flat", HEADS, lambda x: torch.roll(x, 5), "roll along divided features"),
     ("rolled", HEADS, lambda x: x.roll(1, -1), "roll along divided features"),
     ("flipped", HEADS, lambda x: x.flip(1, 2), "flip along divided features"),
     ("into another", HEADS, lambda x: torch.add(x, 1, out=OTHER), "add into a tensor that is there"),
+    ("channels mixed", HEADS, lambda x: functional.conv1d(x.mT, KERNELS.expand(8, 8, 2)), "mixes divided channels"),
+    ("by its numbers", HEADS, lambda x: OTHER[x[0].argmax(0)], "__getitem__ of a whole tensor with divided arguments"),
     ("spelt oddly", HEADS, lambda x: x.squeeze(), "squeeze called so has no rule"),
 )
 
@@ -127,7 +155,12 @@ def test_the_order_of_ranks_and_back() -> None:
 
 
 PLACES: tuple[Any, ...] = (0, 1, 2, -1, -2, -3, (1, 2), (0, 1), [0, -1], (2,), (1,), [])
-BEFORE: dict[str, tuple[Any, ...]] = {"roll": (1,), "norm": (2,), "normalize": (2.0,)}  # what a call names first
+BEFORE: dict[str, tuple[Any, ...]] = {
+    "roll": (1,),
+    "norm": (2,),
+    "normalize": (2.0,),
+    "topk": (2,),
+}  # what a call names first
 
 
 def _called(name: str) -> list[tuple[str, Function]]:

@@ -84,8 +84,9 @@ def test_a_module_gives_what_it_gives_on_one_device(pool: Pool, kind: str, degre
                 numpy.testing.assert_allclose(found[part][name], x, atol=TOLERANCE, rtol=0, err_msg=f"{part} {name}")
 
 
-# Forwards that read a block's parameters outside of its own call, and how many of two blocks are still sharded alone.
-ELSEWHERE = {"method": 0, "inner": 1, "weights": 1, "lent": 0, "kept": 0, "wrapped": 0}
+# Forwards that read a block's parameters outside of its own call, or last in it; and how many of two blocks are sharded
+# alone.
+ELSEWHERE = {"method": 0, "inner": 1, "weights": 1, "lent": 0, "kept": 0, "wrapped": 0, "last": 2}
 READS: tuple[tuple[str, dict[str, Any]], ...] = (
     *((kind, {"shard": 2}) for kind in ELSEWHERE),
     ("lent", {"shard": 2, "recompute": "full"}),

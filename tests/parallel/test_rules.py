@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from meshwright.nn import Decoder
 from meshwright.parallel.rules import Layout, derive
@@ -149,6 +152,109 @@ def test_a_function_of_whole_features_takes_the_division_back() -> None:
     assert found.divided == ()
     assert "in norm: layer_norm over divided features" in found.parts["query.weight"].why
     assert "query.weight: whole (in norm" in found.describe()
+
+
+class Behind(nn.Module):
+    """A pair of matrices behind a stream that another pair, which nothing divides, is added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.two(self.one(x).sort(-1)[0])
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+def test_a_matrix_that_cannot_be_divided_leaves_the_pairs_behind_it_alone() -> None:
+    found = derive(Behind(), (torch.zeros(1, 3, 8),), tensor=2)
+    layouts = {name: found.layout(f"{name}.weight").value for name in ("one", "two", "up", "down")}
+    assert layouts == {"one": "whole", "two": "whole", "up": "column", "down": "row"}
+
+
+class Kept(torch.autograd.Function):
+    """Its gradient is of the length one, which no part of it knows."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0] / gradients[0].norm()
+
+
+kept = Kept.apply  # as users name it: once, when their file is read
+
+
+def hooked(x: Tensor, hook: Callable[[Tensor], Tensor]) -> Tensor:
+    x.register_hook(hook)
+    return x
+
+
+# What a forward does between two matrices, and the words of why they are whole; none where they are divided.
+BETWEEN: tuple[tuple[str, Callable[[Any], Any], str], ...] = (
+    ("numbers", lambda x: x * len(x.tolist()), "tolist reads numbers of divided features"),
+    ("an array", lambda x: x * float(x.detach().numpy()[0, 0, 0]), "numpy reads numbers"),
+    ("a comparison", lambda x: x * 2 if torch.equal(x, x + 1) else x, "equal reads numbers"),
+    ("a membership", lambda x: x * 2 if 0.5 in x else x, "__contains__ reads numbers"),
+    ("a backward of its own", kept, "Kept has a backward of its own"),
+    ("a hook of all", lambda x: hooked(x, lambda gradient: gradient / gradient.norm()), "norm over divided features"),
+    ("a hook of each", lambda x: hooked(x, lambda gradient: gradient * 2), ""),
+    ("on the host", lambda x: x.cpu(), ""),
+    ("a mask like it", lambda x: x * torch.ones(1, 3, 1, device=x.device).expand_as(x), ""),
+    ("new ones", lambda x: x + x.new_ones(x.shape), ""),
+)
+
+
+class Between(nn.Module):
+    """A function between two matrices."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.function, self.up, self.down = function, nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.function(self.up(x)))
+
+
+@pytest.mark.parametrize(("function", "words"), [entry[1:] for entry in BETWEEN], ids=[entry[0] for entry in BETWEEN])
+def test_matrices_are_divided_only_around_what_works_on_parts(function: Callable[[Any], Any], words: str) -> None:
+    found = derive(Between(function), (torch.zeros(1, 3, 8),), tensor=2)
+    assert found.layout("up.weight") is (Layout.WHOLE if words else Layout.COLUMN)
+    assert words in found.parts["up.weight"].why
+
+
+class Product(torch.autograd.Function):
+    """x W^T, and its gradients by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradients[0] @ weight, gradients[0].flatten(0, 1).t() @ x.flatten(0, 1)
+
+
+class ByHand(nn.Module):
+    """A matrix that a function of the user's takes, before two that torch's do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rest = nn.Linear(8, 8, bias=False), Between(torch.relu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.rest(Product.apply(x, self.first.weight))
+        return made
+
+
+def test_a_matrix_that_a_backward_of_its_own_takes_is_whole() -> None:
+    found = derive(ByHand(), (torch.zeros(1, 3, 8),), tensor=2)
+    assert found.divided == ("rest.up.weight", "rest.up.bias", "rest.down.weight")
 
 
 def test_heads_that_do_not_divide_are_whole() -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from meshwright.parallel.mesh import Mesh
@@ -73,6 +73,16 @@ class Usage:
         """Notes are made where autograd forms gradients; those of shards are not formed so."""
         for parameter in self._parameters if self._peers is not None else ():
             parameter.register_post_accumulate_grad_hook(self.note)
+
+    def follow_outside(self, *, ranks: int) -> None:
+        """What autograd forms of shards is of uses outside of any forward, a penalty for example. All `ranks` make the
+        same of it, each of its own shards, so that nothing sums it."""
+        for parameter in self._parameters:
+            parameter.register_hook(partial(self._outside, parameter, ranks))
+
+    def _outside(self, parameter: nn.Parameter, ranks: int, gradient: Tensor) -> Tensor:
+        self.note(parameter)
+        return gradient * ranks
 
     def note(self, parameter: nn.Parameter) -> None:
         """`parameter` got a gradient on this rank."""

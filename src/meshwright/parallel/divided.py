@@ -21,17 +21,26 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.parallel.collectives import EnterReplicated, GatherColumns, LeaveReplicated
 from meshwright.parallel.torch_compat import plain
+from meshwright.spec.errors import ConfigError, Problem
 
 WHOLE: frozenset[str] = frozenset()
 
 
-class Indivisible(Exception):
+class Indivisible(ConfigError):
     """A function cannot work on a part. `origins` are the parameters that divided it; cut at `cuts`, fractions of their
-    columns, and the parts dealt from every piece, it could."""
+    columns, and the parts dealt from every piece, it could.
+
+    Where a forward raises it, the example that the layout was found from did not show what it does.
+    """
 
     def __init__(self, reason: str, *, origins: frozenset[str] = WHOLE, cuts: tuple[Fraction, ...] = ()) -> None:
-        super().__init__(f"{reason} (divided: {', '.join(sorted(origins))})" if origins else reason)
+        fix = "let parallelize's example run the forward that does it, or use tensor 1"
+        super().__init__(Problem(what=reason, where=", ".join(sorted(origins)), fix=fix))
         self.reason, self.origins, self.cuts = reason, origins, cuts
+
+
+class Unlike(Indivisible):
+    """Tensors that are divided in two ways meet: one of them may stay divided."""
 
 
 class Use(StrEnum):
@@ -226,8 +235,7 @@ def beside(x: Any, back: int, division: Division, *, like: Divided) -> Any:
         return x
     if isinstance(x, Divided):
         if x.division.dim - plain(x).ndim != back or x.division.pieces != division.pieces:
-            reason = "tensors divided in two ways meet"
-            raise Indivisible(reason, origins=x.origins | like.origins)
+            raise Unlike("tensors divided in two ways meet", origins=x.origins | like.origins)
         return plain(x)
     if x.ndim < -back or x.shape[back] == 1:
         return like.axis.enter(x)

@@ -10,8 +10,18 @@ from torch import Tensor
 
 from meshwright.parallel import divided_moves as moves
 from meshwright.parallel import divided_products as products
-from meshwright.parallel.divided import Deciding, Divided, Division, Indivisible, beside, origins_of, parts_among
+from meshwright.parallel.divided import (
+    Deciding,
+    Divided,
+    Division,
+    Indivisible,
+    beside,
+    divided,
+    origins_of,
+    parts_among,
+)
 from meshwright.parallel.divided_dims import Dims
+from meshwright.parallel.divided_einsum import einsum
 from meshwright.parallel.torch_compat import plain, plainly
 
 
@@ -20,10 +30,13 @@ def _words(text: str) -> frozenset[str]:
 
 
 _ELEMENTWISE = _words(
-    """add sub rsub mul div true_divide pow neg abs exp exp2 log sqrt rsqrt reciprocal square sin cos tanh sigmoid erf
-    relu relu6 gelu silu mish elu selu celu leaky_relu softplus logsigmoid hardswish hardsigmoid hardtanh threshold
+    """add sub rsub mul div true_divide pow neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal square
+    sin cos tan sinh cosh tanh asin acos atan atan2 sigmoid special_expit erf erfc sinc hypot logaddexp xlogy
+    relu relu6 gelu silu mish elu selu celu leaky_relu softplus softsign logsigmoid hardswish hardsigmoid hardtanh
+    threshold tanhshrink hardshrink softshrink
     clamp clip clamp_min clamp_max maximum minimum where masked_fill lerp addcmul addcdiv
-    contiguous clone detach float double half bfloat16 nan_to_num sign floor round isnan isinf
+    contiguous clone detach data float double half bfloat16 nan_to_num sign floor ceil trunc frac round fmod remainder
+    isnan isinf isfinite
     eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or invert zeros_like ones_like empty_like
     full_like view_as_complex view_as_real requires_grad_ zero_ fill_
     """
@@ -39,10 +52,11 @@ _OPERATORS = {
     "__getitem__": "__getitem__",
 }
 # What draws random numbers, which ranks draw apart for their parts.
-_RANDOM = _words("dropout alpha_dropout rand_like")
+_RANDOM = _words("dropout alpha_dropout rand_like randn_like")
 ALONG: Mapping[str, Dims] = {
-    **dict.fromkeys(_words("softmax log_softmax cumsum cumprod"), Dims(place=0)),
-    **dict.fromkeys(_words("sort argsort glu"), Dims(place=0, absent=(-1,))),
+    **dict.fromkeys(_words("softmax log_softmax softmin cumsum cumprod"), Dims(place=0)),
+    **dict.fromkeys(_words("sort argsort"), Dims(place=0, absent=(-1,))),
+    "topk": Dims(place=1, absent=(-1,)),
     "flip": Dims(place=0, spread=True),
     "roll": Dims(place=1),
     "normalize": Dims(place=1, absent=(1,)),
@@ -52,6 +66,12 @@ REDUCTIONS: Mapping[str, Dims] = {
     "var_mean": Dims(place=0),
     "norm": Dims(place=1),
 }
+# What moves one tensor about. A whole one that is told divided arguments has no rule.
+_MOVES = _words(
+    """view reshape transpose swapaxes swapdims mT t T size shape __getitem__ expand permute unsqueeze squeeze
+    flatten unflatten split chunk unbind narrow repeat_interleave pad index_select glu
+    """
+)
 LOOKS = _words(
     """dtype device requires_grad is_cuda is_cpu is_meta is_sparse is_quantized is_nested layout grad_fn is_leaf
     is_floating_point is_complex is_contiguous get_device element_size retains_grad names is_mkldnn is_mps is_xpu
@@ -75,6 +95,8 @@ class Ruled(Divided):
         held = origins_of(_flat(args, kwargs or {}))
         if rule is None:
             raise Indivisible(f"{name} has no rule for divided tensors", origins=held)
+        if name in _MOVES and args and not isinstance(args[0], Divided):
+            raise Indivisible(f"{name} of a whole tensor with divided arguments", origins=held)
         if kwargs and kwargs.get("out") is not None:
             raise Indivisible(f"{name} into a tensor that is there has no rule", origins=held)
         try:
@@ -199,6 +221,19 @@ def _look(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
     return plainly(func, x, *args, **kwargs)
 
 
+def _hooked(_func: Any, x: Divided, hook: Callable[[Tensor], Tensor | None]) -> Any:
+    """`hook` sees a gradient divided as x is."""
+    kind, division, axis, origins = type(x), x.division, x.axis, x.origins
+
+    def of_part(gradient: Tensor) -> Tensor | None:
+        changed = hook(divided(gradient, division, kind=kind, axis=axis, origins=origins))
+        if changed is not None and not isinstance(changed, Divided):
+            raise Indivisible("a hook gives a whole gradient of a divided tensor", origins=origins)
+        return changed if changed is None else plain(changed)
+
+    return plainly(Tensor.register_hook, x, of_part)
+
+
 def _times(func: Any, x: Tensor, other: Tensor) -> Any:
     return products.matmul(other, x) if func.__name__ == "__rmatmul__" else products.matmul(x, other)
 
@@ -206,6 +241,19 @@ def _times(func: Any, x: Tensor, other: Tensor) -> Any:
 def _bare(rule: Callable[..., Any]) -> Callable[..., Any]:
     """A rule that needs not know which spelling of the function was called."""
     return lambda _func, *args, **kwargs: rule(*args, **kwargs)
+
+
+def _made_whole(func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
+    return func(plain(x), *args, **kwargs)
+
+
+def _like(name: str) -> Callable[..., Any]:
+    """x in the shape of another, by the function `name` that takes a shape."""
+
+    def rule(_func: Any, x: Tensor, other: Tensor) -> Any:
+        return getattr(x, name)(other.shape)
+
+    return rule
 
 
 def _permute(_func: Any, x: Divided, *args: Any, **kwargs: Any) -> Any:
@@ -222,6 +270,15 @@ def _interleaved(_func: Any, x: Divided, repeats: Any, dim: Any = None, **_: Any
     return moves.repeat_interleave(x, repeats, dim)
 
 
+def _selected(_func: Any, x: Divided, dim: int, index: Tensor) -> Any:
+    return moves.index(x, (*[slice(None)] * moves.place_of(dim, plain(x).ndim), index))
+
+
+def _glu(_func: Any, x: Divided, dim: int = -1) -> Any:
+    value, gate = moves.chunk(x, 2, dim)
+    return value * gate.sigmoid()
+
+
 def _padded(func: Any, x: Divided, pad: Iterable[int], *args: Any, **kwargs: Any) -> Any:
     widths = list(pad)
     if x.division.dim >= plain(x).ndim - len(widths) // 2:
@@ -236,8 +293,9 @@ RULES: Mapping[str, Callable[..., Any]] = {
     **{name: _along(named) for name, named in ALONG.items()},
     **{name: _reduction(named) for name, named in REDUCTIONS.items()},
     **dict.fromkeys(LOOKS, _look),
+    "register_hook": _hooked,
     **dict.fromkeys(("layer_norm", "rms_norm"), _normed),
-    **dict.fromkeys(("to", "type", "type_as"), _cast),
+    **dict.fromkeys(("to", "type", "type_as", "cpu", "cuda"), _cast),
     **dict.fromkeys(("view", "reshape"), _view),
     **dict.fromkeys(("matmul", "__rmatmul__", "mm", "bmm"), _times),
     **dict.fromkeys(("transpose", "swapaxes", "swapdims"), _bare(moves.transpose)),
@@ -248,12 +306,12 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "numel": lambda _func, x: x.whole_shape().numel(),
     "nelement": lambda _func, x: x.whole_shape().numel(),
     "__len__": lambda _func, x: x.whole_shape()[0],
-    "__iter__": lambda _func, x: iter(moves.unbind(x)),
     "__getitem__": _bare(moves.index),
-    "view_as": lambda _func, x, other: moves.view(x, other.shape),
-    "reshape_as": lambda _func, x, other: moves.view(x, other.shape),
+    "view_as": _like("view"),
+    "reshape_as": _like("reshape"),
     "expand": _expand,
-    "expand_as": lambda _func, x, other: moves.expand(x, other.shape),
+    "expand_as": _like("expand"),
+    **dict.fromkeys(_words("new_zeros new_ones new_full new_empty new_tensor"), _made_whole),
     "permute": _permute,
     "unsqueeze": _bare(moves.unsqueeze),
     "squeeze": _bare(moves.squeeze),
@@ -263,10 +321,15 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "chunk": _bare(lambda x, chunks, dim=0: moves.chunk(x, chunks, dim)),
     "unbind": _bare(moves.unbind),
     "narrow": _narrow,
+    "index_select": _selected,
     "stack": _bare(moves.stack),
     "repeat_interleave": _interleaved,
     "pad": _padded,
+    "glu": _glu,
+    "einsum": _bare(einsum),
     "linear": _bare(products.linear),
+    "prelu": _bare(products.prelu),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), products.depthwise),
     "addmm": _bare(products.addmm),
     "baddbmm": _bare(products.baddbmm),
     "embedding": _bare(products.embedding),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,7 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshwright.parallel.divided import Divided, Division, Indivisible, Use, beside, origins_of, own, parts_among
+from meshwright.parallel.divided import (
+    Divided,
+    Division,
+    Indivisible,
+    Unlike,
+    Use,
+    beside,
+    origins_of,
+    own,
+    parts_among,
+)
 from meshwright.parallel.torch_compat import plain
 
 
@@ -25,12 +36,12 @@ def matmul(a: Tensor, b: Tensor, **_: Any) -> Tensor:
         assert isinstance(like, Divided)
         return _contracted(a, b, like=like)
     if len(backs) > 1:
-        raise Indivisible("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
+        raise Unlike("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
     back, division = backs.pop(), first.division
     if back in (-1, -2):
         one, other = (a, b) if back == -2 else (b, a)
         if not isinstance(one, Divided) or isinstance(other, Divided):
-            raise Indivisible("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
+            raise Unlike("tensors divided in two ways are multiplied", origins=origins_of((a, b)))
         local = plain(one) @ first.axis.enter(other) if back == -2 else first.axis.enter(other) @ plain(one)
         result = first.made(local, Division(dim=local.ndim + back, pieces=division.pieces))
         return whole(result) if division.use is Use.VOCABULARY else result
@@ -47,7 +58,7 @@ def _contracted(a: Tensor, b: Tensor, *, like: Divided) -> Tensor:
 def _own_of(x: Tensor, back: int, pieces: tuple[int, ...], *, like: Divided) -> Tensor:
     if isinstance(x, Divided):
         if x.division.dim - x.ndim != back or x.division.pieces != pieces:
-            raise Indivisible("a product of tensors divided in two ways", origins=x.origins | like.origins)
+            raise Unlike("a product of tensors divided in two ways", origins=x.origins | like.origins)
         return plain(x)
     return own(like.axis.enter(x), Division(dim=x.ndim + back, pieces=pieces), like.axis)
 
@@ -149,7 +160,7 @@ def _heads(x: Tensor, back: int, like: Divided) -> Tensor:
     if not isinstance(x, Divided):
         return own(like.axis.enter(x), Division(dim=x.ndim + back, pieces=pieces), like.axis)
     if x.division.dim - x.ndim != back or x.division.pieces != pieces:
-        raise Indivisible("queries and keys are divided in two ways", origins=x.origins | like.origins)
+        raise Unlike("queries and keys are divided in two ways", origins=x.origins | like.origins)
     return plain(x)
 
 
@@ -175,28 +186,55 @@ def multi_head_attention_forward(
     static_k: Tensor | None = None,
     static_v: Tensor | None = None,
     is_causal: bool = False,
+    average_attn_weights: bool = True,
     **_: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """nn.MultiheadAttention of (tokens, batch, features) whose packed input matrix is divided, by its parts."""
     unusual = (bias_k, bias_v, static_k, static_v)
-    if (
-        use_separate_proj_weight
-        or add_zero_attn
-        or need_weights
-        or query.ndim != 3
-        or any(entry is not None for entry in unusual)
-    ):
-        reason = "nn.MultiheadAttention is divided only with one width, batches and need_weights=False"
+    if use_separate_proj_weight or add_zero_attn or query.ndim != 3 or any(entry is not None for entry in unusual):
+        reason = "nn.MultiheadAttention is divided only with one width, batches and no added keys"
         raise Indivisible(reason, origins=origins_of((in_weight,)))
     biases = (None,) * 3 if in_bias is None else in_bias.split(width)
     parts = zip((query, key, value), in_weight.split(width), biases, strict=True)
     q, k, v = (_per_head(linear(x, weight, bias), heads) for x, weight, bias in parts)
     mask = _mask(attn_mask, key_padding_mask, heads=heads, like=query)
     causal = is_causal and mask is None
-    dropped = dropout_p if training else 0.0
-    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped, is_causal=causal)
+    dropped, shown = dropout_p if training else 0.0, None
+    if need_weights:
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        weights = functional.dropout((scores if mask is None else scores + mask).softmax(-1), dropped)
+        mixed, shown = weights @ v, _shown(weights, average=average_attn_weights)
+    else:
+        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropped, is_causal=causal)
     joined = mixed.permute(2, 0, 1, 3).reshape(query.shape[0], query.shape[1], width)
-    return functional.linear(joined, out_weight, out_bias), None
+    return functional.linear(joined, out_weight, out_bias), shown
+
+
+def _shown(weights: Tensor, *, average: bool) -> Tensor:
+    """Divided weights (batch, heads, queries, keys), whole: each head's, or their average."""
+    assert isinstance(weights, Divided)
+    if not average:
+        last = weights.permute(0, 2, 3, 1)
+        assert isinstance(last, Divided)
+        return whole(last).permute(0, 3, 1, 2)
+    return weights.axis.leave(plain(weights).sum(1)) / weights.shape[1]
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """A slope below zero for all, or for each channel, which is dim 1."""
+    slopes = weight if weight.numel() == 1 or x.ndim < 2 else weight.view(-1, *[1] * (x.ndim - 2))
+    return torch.where(x > 0, x, slopes * x)
+
+
+def depthwise(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **named: Any) -> Tensor:
+    """A convolution of each divided channel, dim 1, by itself; `rest` are stride, padding, dilation and groups."""
+    *steps, groups = rest if len(rest) == 4 else (*rest, named.pop("groups", 1))
+    if not isinstance(x, Divided) or x.division.dim != 1 or not groups == len(weight) == x.division.total:
+        raise Indivisible("a convolution that mixes divided channels", origins=origins_of((x, weight)))
+    rows = Division(dim=0, pieces=x.division.pieces)
+    near = [None if entry is None else own(x.axis.enter(entry), rows, x.axis) for entry in (weight, bias)]
+    local = plain(x)
+    return x.made(func(local, *near, *steps, groups=local.shape[1], **named), x.division)
 
 
 def _per_head(x: Tensor, heads: int) -> Tensor:

@@ -18,8 +18,9 @@ from meshwright.parallel.divided import Divided, GroupAxis, ImaginedAxis, Indivi
 from meshwright.parallel.foreign_parts import Parts, name_reads, part_with, recompute_forward
 from meshwright.parallel.foreign_rules import apart_from, blocks_of, recompute_of, unfit_for
 from meshwright.parallel.mesh import Mesh, build_mesh
+from meshwright.parallel.nearest import nearest_divisions
 from meshwright.parallel.precision import Dtypes, dtypes
-from meshwright.parallel.rules import Rules, derive, nearest_divisions, undivided
+from meshwright.parallel.rules import Rules, derive, undivided
 from meshwright.parallel.synchronize import ShardedGradients, Synchronizer
 from meshwright.parallel.torch_compat import tree_map
 from meshwright.parallel.trace import Example
@@ -212,7 +213,9 @@ def _lay(
     peers = peers_of(mesh)
     usage = Usage(module, peers=peers)
     order = Order(module, name=name, peers=peers, usage=usage) if sharded and peers is not None else None
-    if order is None:
+    if sharded:
+        usage.follow_outside(ranks=mesh.data_size)
+    else:
         usage.follow_autograd()
     _watch(module, axis=axis, dtype=kinds.compute if kinds.casts else None, synchronizer=synchronizer)
     if axis is not None:

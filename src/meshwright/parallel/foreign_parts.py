@@ -140,9 +140,10 @@ def part_with(before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
     """Parameters `before` that `module` does not hold any more are not mistaken for what it holds."""
     held = {id(parameter) for parameter in module.parameters()}
     for name, parameter in before.items():
-        if id(parameter) not in held:
-            parameter.__class__ = Replaced
-            parameter.laid_as = name  # type: ignore[attr-defined]  # of the class that it has now
+        replaced: Any = parameter
+        if id(replaced) not in held:
+            replaced.__class__ = Replaced
+            replaced.laid_as = name
 
 
 def _read(owner: nn.Module, *, key: str, reader: Reader) -> Tensor | None:

@@ -13,20 +13,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from meshwright.parallel.divided import Deciding, Divided, Division, ImaginedAxis, Indivisible, Use, divided, own
+from meshwright.parallel.divided import (
+    Deciding,
+    Divided,
+    Division,
+    ImaginedAxis,
+    Indivisible,
+    Unlike,
+    Use,
+    divided,
+    own,
+)
+from meshwright.parallel.divided_einsum import with_matrix
 from meshwright.parallel.divided_functions import LOOKS, SIZES, Ruled, function_name
 from meshwright.parallel.divided_products import multi_head_attention_forward
+from meshwright.parallel.own_functions import given_whole
 from meshwright.parallel.torch_compat import plain, tree_map
 from meshwright.parallel.trace import Example, Given, Stood, backward_of, imagined, without_memory
 from meshwright.spec.errors import ConfigError, Problem
 
-_MOST_TRIED = 8  # other numbers of ranks, where one divides nothing
 _MATRICES = {"linear", "matmul", "mm", "addmm"}
 
 
@@ -80,9 +92,9 @@ def derive(module: nn.Module, example: Example, *, tensor: int) -> Rules:
     names = dict(module.named_parameters())
     imagined(module, example, names, after=lambda _output: None)
     trial = _Trial(module=module, ranks=tensor)
-    for _ in range(4 * len(names) + 1):
+    while True:  # each forward learns something or is the last
         try:
-            with trial.forward():
+            with trial.forward(), given_whole(_closed_by):
                 imagined(module, example, trial.opened(names), after=trial.check)
             break
         except Indivisible as conflict:
@@ -95,26 +107,6 @@ def undivided(module: nn.Module) -> Rules:
     """What one rank holds of `module`: every parameter, whole."""
     names = dict(module.named_parameters())
     return Rules(ranks=1, parts={name: Parted(layout=Layout.WHOLE, kind=_kind(name, module)) for name in names})
-
-
-def nearest_divisions(module: nn.Module, example: Example, *, tensor: int) -> tuple[int, ...]:
-    """The numbers of ranks nearest to `tensor` that divide any matrix of `module`; 1 where none of a few does."""
-    sizes = {size for parameter in module.parameters() for size in parameter.shape}
-    tried = 0
-    for apart in range(1, tensor):
-        near = [ranks for ranks in (tensor - apart, tensor + apart) if any(size % ranks == 0 for size in sizes)]
-        found = tuple(ranks for ranks in near if ranks > 1 and _divides(module, example, tensor=ranks))
-        tried += len(near)
-        if found or tried > _MOST_TRIED:
-            return found or (1,)
-    return (1,)
-
-
-def _divides(module: nn.Module, example: Example, *, tensor: int) -> bool:
-    try:
-        return bool(derive(module, example, tensor=tensor).divided)
-    except ConfigError:
-        return False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,7 +149,8 @@ class _Trial:
         backward_of(output)
 
     def learn(self, conflict: Indivisible) -> None:
-        """Cuts that would help are tried first; then the columns that were divided are whole."""
+        """Cuts that would help are tried first; then the first of the matrices that divided it is whole: those behind
+        may have met divided features only because of it. Of matrices divided in two ways the smallest is whole."""
         origins = {_kind(name, self.module) for name in conflict.origins}
         if not origins:
             where = self.stood.place or "the module"
@@ -169,10 +162,14 @@ class _Trial:
                 self.cuts[name] = self.cuts.get(name, frozenset()) | fresh
             return
         why = f"in {self.stood.place or 'the module'}: {conflict.reason}"
-        if origins <= self.given_up.keys():
+        names = [name for name in self.chosen if name in conflict.origins]
+        if isinstance(conflict, Unlike):
+            names.sort(key=lambda name: self.module.get_parameter(name).numel())
+        in_order = (_kind(name, self.module) for name in names)
+        first = next((kind for kind in in_order if kind not in self.given_up), None)
+        if first is None:
             raise ConfigError(Problem(what=f"cannot be divided: {why}", where=min(origins), fix="use tensor 1"))
-        for name in origins:
-            (self.given_up if name in self.taken_back else self.taken_back)[name] = why
+        (self.given_up if first in self.taken_back else self.taken_back)[first] = why
 
     def extend(self, names: Mapping[str, Tensor]) -> None:
         """Matrices that the forward did not reach lie as those of alike modules beside them: experts not chosen."""
@@ -266,6 +263,9 @@ class Open(Deciding):
             return func(*_decided(name, args, kwargs), **{k: v for k, v in kwargs.items() if k in ("beta", "alpha")})
         if name == "embedding":
             return func(args[0], _table(args[0], args[1]), *args[2:], **kwargs)
+        lettered = with_matrix(args, _matrix) if name == "einsum" else None
+        if lettered is not None:
+            return func(*lettered)
         if name == "multi_head_attention_forward":
             given = _attention(args)
             return (multi_head_attention_forward if isinstance(given[5], Divided) else func)(*given, **kwargs)
@@ -273,18 +273,19 @@ class Open(Deciding):
         if isinstance(first, Open):
             kept = _kept(name, first.open, args)
             if kept is not None:
-                return _opened(kept, func(plain(first), *args[1:], **kwargs))
-        if name not in LOOKS | SIZES:
-            for entry in (*args, *kwargs.values()):
-                if isinstance(entry, Open):
-                    entry.open.trial.used_whole[entry.open.name] = name
-        return tree_call(func, args, kwargs)
+                found = func(plain(first), *args[1:], **kwargs)
+                return _opened(kept, found) if isinstance(found, Tensor) else tuple(_opened(kept, x) for x in found)
+        closed = _closed if name in LOOKS | SIZES else partial(_closed_by, name)
+        near, named = tree_map(closed, (tuple(args), kwargs))
+        return func(*near, **named)
 
 
-def tree_call(func: Any, args: Any, kwargs: Any) -> Any:
-    """`func` of what is open as whole tensors."""
-    near, named = tree_map(lambda x: plain(x) if isinstance(x, Open) else x, (tuple(args), dict(kwargs)))
-    return func(*near, **named)
+def _closed_by(function: str, x: Any) -> Any:
+    """x, all of which `function` uses."""
+    if isinstance(x, Open):
+        x.open.trial.reached.add(x.open.name)
+        x.open.trial.used_whole[x.open.name] = function
+    return _closed(x)
 
 
 def _opened(state: _Open, x: Tensor) -> Open:
@@ -301,7 +302,7 @@ def _kept(name: str, state: _Open, args: tuple[Any, ...]) -> _Open | None:
     if name in ("t", "T", "mT") or (name == "transpose" and ndim == 2):
         return _Open(name=state.name, trial=trial, lead=state.lead, turned=not state.turned)
     taken = name == "__getitem__" and (isinstance(args[1], int) or (isinstance(args[1], Tensor) and args[1].ndim == 0))
-    if ndim == 3 and not state.turned and (taken or (name == "select" and args[1] == 0)):
+    if ndim == 3 and not state.turned and (taken or (name in ("select", "unbind") and args[1:2] == (0,))):
         return _Open(name=state.name, trial=trial, lead=state.lead + 1)
     return None
 

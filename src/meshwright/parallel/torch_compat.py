@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd.function import _SingleLevelFunction
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo, TrainingState
@@ -263,6 +264,26 @@ def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `function` returns of tensors as they are, whatever their own ways of calling it."""
     with torch._C.DisableTorchFunctionSubclass():
         return function(*args, **kwargs)
+
+
+@contextmanager
+def functions_given(given: Callable[[type, tuple[Any, ...]], tuple[Any, ...]]) -> Iterator[None]:
+    """While entered, every torch.autograd.Function is applied to what `given` makes of its class and arguments.
+
+    It is no function of torch's own, so that no mode and no kind of tensor sees it called. `apply` of a class may be
+    held under another name, and looks up the one beneath it in every call.
+    """
+    beneath: Any = _SingleLevelFunction
+
+    def apply(kind: type, *args: Any, **kwargs: Any) -> Any:
+        above: Any = super(beneath, kind)
+        return above.apply(*given(kind, args), **kwargs)
+
+    beneath.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        del beneath.apply
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import set_checkpoint_early_stop
 from torch.utils.hooks import RemovableHandle
 
-from meshwright.parallel.divided import Deciding, Divided, Indivisible
+from meshwright.parallel.divided import Deciding, Divided, Indivisible, origins_of, parts_among
 from meshwright.parallel.torch_compat import plain, tree_map
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -22,7 +22,14 @@ Example = tuple[Any, ...] | Mapping[str, Any]
 
 _SEEN = 3  # how many of what depends on data a trace pretends to find
 _VIEWS = {"view", "reshape", "to", "long", "int", "contiguous", "unsqueeze", "squeeze", "flatten", "__getitem__"}
-_READS = {"item": 0, "__int__": 0, "__index__": 0, "__bool__": False, "__float__": 0.0}
+_READS = {
+    "item": 0,
+    "__int__": 0,
+    "__index__": 0,
+    "__float__": 0.0,
+    **dict.fromkeys(("__bool__", "__contains__", "equal", "allclose", "is_nonzero"), False),
+}
+_LISTS = ("tolist", "numpy", "__array__")
 
 
 class Given(Tensor):
@@ -46,10 +53,10 @@ class _Pretending(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), dict(kwargs or {})
         first = args[0] if args else None
         if isinstance(first, Tensor) and first.device.type == "meta":
-            if name in _READS:
-                return _READS[name]
-            if name == "tolist":
-                return torch.zeros(first.shape, dtype=first.dtype, device="cpu").tolist()
+            if name in _READS or name in _LISTS:
+                return _read(name, (*args, *kwargs.values()))
+            if name in ("cpu", "cuda"):
+                return first
             if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
                 found = _places(first.ndim)
                 as_tuple = name == "where" or kwargs.get("as_tuple", False)
@@ -58,6 +65,16 @@ class _Pretending(TorchFunctionMode):
                 args = (first, _numbered(args[1]))
         args, kwargs = tree_map(_without_memory, (args, kwargs))
         return func(*args, **kwargs)
+
+
+def _read(name: str, given: tuple[Any, ...]) -> Any:
+    """Numbers that a forward reads off a tensor, all of them zero; a rank has not all of what is divided."""
+    if parts_among(given):
+        raise Indivisible(f"{name} reads numbers of divided features", origins=origins_of(given))
+    if name in _READS:
+        return _READS[name]
+    zeros = torch.zeros(given[0].shape, dtype=given[0].dtype, device="cpu")
+    return zeros.tolist() if name == "tolist" else zeros.numpy()
 
 
 def _places(dims: int) -> list[Tensor]:

@@ -84,7 +84,7 @@ class _Reads:
             return
         if place not in self._running and place not in self._in_backward:
             self.elsewhere.add(place)
-        _on_gradient(result, lambda: self._needed(place))
+        _on_backward(result, lambda: self._needed(place))
 
     def _needed(self, place: int) -> None:
         if place not in self._in_backward:
@@ -100,6 +100,18 @@ def _on_gradient(output: Any, call: Any) -> None:
         return x
 
     tree_map(look, output)
+
+
+def _on_backward(result: Any, call: Any) -> None:
+    """`call` is called when backward comes to the function that gave `result`, after the hooks on what it gave: what
+    gathers a block whose output it is comes first."""
+
+    def look(x: Any) -> Any:
+        if isinstance(x, Tensor) and x.grad_fn is not None:
+            x.grad_fn.register_prehook(lambda _gradients: call())
+        return x
+
+    tree_map(look, result)
 
 
 class _Watched(Deciding):

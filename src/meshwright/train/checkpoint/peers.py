@@ -60,14 +60,12 @@ class Peers:
 
     def agree(self, work: Callable[[], T]) -> T | Problem:
         """Every rank did `work`; the result of this rank, or on every rank the first failure of any rank."""
-        result: T | None = None
         failure: Problem | None = None
         try:
-            result = work()
+            result: T | Problem = work()
         except (Exception, CheckpointException) as error:  # whatever it is, no rank may be left waiting
-            failure = Problem(what=f"rank {self.rank}: {told(error)}", fix=mended_by(error))
-        first = next((found for found in self.gather(failure) if found is not None), None)
-        return result if first is None else first  # type: ignore[return-value]  # without a failure the work ended
+            result = failure = Problem(what=f"rank {self.rank}: {told(error)}", fix=mended_by(error))
+        return next((found for found in self.gather(failure) if found is not None), result)
 
     def close(self) -> None:
         if self.group is not None and dist.is_initialized():
