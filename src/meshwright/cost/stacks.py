@@ -176,10 +176,10 @@ _XLA_TPU: Mapping[str, Any] = {
     "scatters_alone": True,
     "experts": ExpertHandling(masks=True, block=512),
 }
-# Pax of 2023 has XLA hide collectives and not pipeline them (flags of NVIDIA/JAX-Toolbox, rosetta/projects/pax): what is
-# gathered for a layer does not travel beside the layer before.
+# Pax of 2023 has XLA hide collectives and not pipeline them (flags in rosetta/projects/pax of NVIDIA/JAX-Toolbox): what
+# is gathered for a layer does not travel beside the layer before.
 _XLA_IN_TURN: Mapping[str, Any] = {**_XLA, "gathers_alone": True, "scatters_alone": True}
-_FUSED: Mapping[str, Mapping[str, bool]] = {"": {}, "-unfused": {"fused_attention": False}}
+_FUSED: Mapping[str, Mapping[str, Any]] = {"": {}, "-unfused": {"fused_attention": False}}
 _ON_SPARSE_CORES: Mapping[str, Any] = {**_XLA_TPU, "scatters_alone": False}
 # karpathy/llm.c: one program whose kernels add residuals with norms and write gradients of logits over them, whose
 # products add to gradients in bf16, which travel during the last backward (train_gpt2.cu, llmc/fused_classifier.cuh).

@@ -127,23 +127,23 @@ def _travelling(
     ahead, behind = windows
     alone = scatter.where(software.scatters_alone & (table.sharding > _ZERO1)).times(1.0 / turns).whole
     each_scatter = scatter.where((not software.scatters_alone) & (table.sharding > _ZERO1)).times(1.0 / turns)
-    fetched = gather.where(zero3).times(1.0 / turns)
-    each_gather, beside = fetched.where(not software.gathers_alone), fetched.where(software.gathers_alone).whole
+    each_gather = gather.where(zero3 & (not software.gathers_alone)).times(1.0 / turns)
+    by_itself = gather.where(zero3 & software.gathers_alone).times(1.0 / turns).whole
     once, first = scatter.where(table.sharding == _ZERO1) + replicas, gather.where(~zero3)
     if software.reduces_whole:
         whole = both_ways("reduce_all", "everywhere", dense * sizes.reduced, apart * sizes.reduced).where(trains)
         once = whole.where(table.sharding == _ZERO1) + once.where(table.sharding != _ZERO1)
     split, slice_share = block.late.near > 0.0, 1.0 / table.slices
     gathers_back = sharded & (backward is not Backward.NONE)
-    gather_back, back_beside = each_gather.where(gathers_back), np.where(gathers_back, beside, 0.0)
+    gather_back, alone_back = each_gather.where(gathers_back), np.where(gathers_back, by_itself, 0.0)
     back = exposed(gather_back, behind, contention)
     before, window = np.where(split, 0.0, back), Slack.either(split, block.late, behind)
     queue = gather_back.where(~split) + each_scatter
     scattered = exposed(queue, window, contention) - before
     ended = exposed(queue.times(slice_share) + once, window.times(slice_share), contention)
     return SyncSeconds(
-        each_gather_forward=(exposed(each_gather, ahead, contention) + beside, each_gather.whole + beside),
-        each_gather_backward=(back + back_beside, gather_back.whole + back_beside),
+        each_gather_forward=(exposed(each_gather, ahead, contention) + by_itself, each_gather.whole + by_itself),
+        each_gather_backward=(back + alone_back, gather_back.whole + alone_back),
         each_scatter=(scattered + alone, each_scatter.whole + alone),
         once_gather=(exposed(first, ahead.times(slice_share), contention), first.whole),
         once_gradients=(ended - slice_share * (before + scattered) + after, once.whole + after),
