@@ -69,7 +69,15 @@ def test_ids_of_several_rows_are_remarked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["runs.csv", "held_out_nvidia.csv", "held_out_other.csv", "held_out_second.csv", "held_out_third.csv"]
+    "name",
+    [
+        "runs.csv",
+        "held_out_nvidia.csv",
+        "held_out_other.csv",
+        "held_out_second.csv",
+        "held_out_third.csv",
+        "held_out_fourth.csv",
+    ],
 )
 def test_tables_that_are_shipped_say_nothing_that_is_not_read(name: str) -> None:
     assert remarks(read_runs(SHIPPED / name)) == {}
