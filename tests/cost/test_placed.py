@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from meshwright.cost import Layout, predict, timeline
-from meshwright.cost.memory import what_memory_reads
+from meshwright.cost.memory import what_memory_counts
 from meshwright.cost.predict import predict_all
 from meshwright.spec.cluster import Link
 from meshwright.spec.errors import ConfigError
+from meshwright.spec.plan import Sharding
+from meshwright.spec.report import MemoryPart
 from tests.cost.cost_examples import A100, design, llama, selene, with_group
 
 MODEL = llama(width=2048, hidden=8192, heads=16, layers=9, vocab=32000)
@@ -128,12 +130,28 @@ def test_a_row_costs_the_same_whatever_other_rows_use():
     assert predict(some[1]).step.seconds == predict(quick).step.seconds
 
 
-def test_memory_is_that_of_other_machines_where_all_that_is_read_is_the_same():
+def test_memory_is_that_of_other_machines_but_for_what_is_reserved_where_all_that_counts_is_the_same():
     slow, other = selene(nodes=2).groups[0], selene(nodes=2, device=QUICK).groups[0]
     other = replace(other, nics=1, nic=replace(other.nic, bandwidth=1e9), name="other")
-    assert what_memory_reads(slow) == what_memory_reads(other)
     entry = design(MODEL, selene(nodes=2), pipeline=2, shard=8, microbatches=8)
     held = predict(replace(entry, cluster=replace(entry.cluster, groups=(other,)))).memory
     assert held == predict(entry).memory
     fuller = replace(other, device=replace(other.device, reserved_bytes=2 * other.device.reserved_bytes + 1))
-    assert what_memory_reads(fuller) != what_memory_reads(other)
+    assert what_memory_counts(slow, entry.job) == what_memory_counts(fuller, entry.job)
+    more = predict(replace(entry, cluster=replace(entry.cluster, groups=(fuller,)))).memory
+    for theirs, ours in zip(more, held, strict=True):
+        assert theirs.parts == {**ours.parts, MemoryPart.RESERVED: fuller.device.reserved_bytes}
+
+
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.PARAMETERS])
+def test_ranks_on_machines_of_two_kinds_hold_what_either_holds_alone(sharding):
+    """Peaks that are worked out once for both kinds are those of each."""
+    cluster = unlike()
+    quick, slow = cluster.groups
+    slow = replace(slow, device=replace(slow.device, reserved_bytes=3 * slow.device.reserved_bytes + 7))
+    entry = uneven(replace(cluster, groups=(quick, slow)))
+    entry = replace(entry, plan=design(MODEL, cluster, pipeline=2, shard=8, microbatches=8, sharding=sharding).plan)
+    mixed = predict(entry).memory
+    for stage, group in enumerate((quick, slow)):
+        alone = predict(replace(entry, cluster=replace(selene(nodes=2), groups=(replace(group, num_nodes=2),))))
+        assert mixed[stage] == alone.memory[stage]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright import cost, search
-from meshwright.search import Scope, check
+from meshwright.search import Scope, check, decide
 from meshwright.search.arrangements import arrangements
 from meshwright.search.refine import minimised
 from meshwright.search.settings import differing
@@ -16,6 +16,7 @@ from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.plan import Design
+from meshwright.spec.report import Report
 from meshwright.spec.units import format_times
 from tests.search import search_samples as samples
 from tests.support.sampled import sampled
@@ -165,3 +166,30 @@ def test_a_part_of_the_machines_that_suit_is_divided_as_though_it_were_alone(dev
     assert decision.why[: len(alone.why)] == alone.why
     usual_order = search.design(MODEL, samples.cluster(NEW, OLD), usual(job))
     assert usual_order.design.plan.stages == alone.design.plan.stages
+
+
+@pytest.mark.parametrize("groups", [(QUICK, SLOW), (SLOW, QUICK), (QUICK, SLOW, FAR), (SMALL, LARGE)])
+@pytest.mark.parametrize("objective", [Objective.TIME, Objective.COST])
+def test_the_best_alone_is_that_of_all_orders(groups: tuple[NodeGroup, ...], objective: Objective) -> None:
+    """Orders that promise nothing better are left out before they are searched whole."""
+    cluster, job = samples.cluster(*groups), asked(objective=objective, fix=FEW)
+    best = decide.best(MODEL, cluster, job)
+    whole = search.design(MODEL, cluster, job, top=1)
+    assert best.design.plan.digest() == whole.design.plan.digest()
+    listed = minimised(*searched(cluster, usual(job)), objective)
+    others = [minimised(*searched(each.cluster, usual(job)), objective) for each in arrangements(cluster, job)]
+    assert minimised(best.design, best.report, objective) <= min(listed, min(others) / 0.999) * (1.0 + 1e-9)
+
+
+def searched(cluster: ClusterSpec, job: JobSpec) -> tuple[Design, Report]:
+    found = decide.best(MODEL, cluster, job)
+    return found.design, found.report
+
+
+def test_a_best_plan_below_a_value_is_the_best_or_none() -> None:
+    cluster, job = samples.cluster(QUICK, SLOW), asked(fix=FEW)
+    made, report = searched(cluster, job)
+    value = minimised(made, report, Objective.TIME)
+    assert decide.best(MODEL, cluster, job, below=2.0 * value).design.plan.digest() == made.plan.digest()
+    with pytest.raises(NoPlanFits):
+        decide.best(MODEL, cluster, job, explained=False, below=0.5 * value)

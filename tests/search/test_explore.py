@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright import catalog
-from meshwright.cost import PlanTable, fitting
+from meshwright.cost import PlanTable, evaluate, fitting
 from meshwright.cost.table import PRECISIONS, SCHEDULES, column_names
 from meshwright.search.bound import Bounds, least_bytes
 from meshwright.search.choices import PLAN, SCHEDULE, SHARDING, Choices
@@ -119,6 +119,41 @@ def test_what_slow_links_make_of_few_microbatches_under_way_is_in_the_bound() ->
     assert np.all(least > 0.87 * step)
 
 
+@pytest.mark.parametrize("bandwidth", [1e6, 1e9])
+def test_no_plan_beats_its_bound_where_the_ends_of_pipelines_sum_a_table(bandwidth: float) -> None:
+    hold(MODELS["tied"], far_apart(1e-3, bandwidth=bandwidth, devices=2), asked())
+
+
+def test_what_the_ends_of_pipelines_sum_over_a_slow_link_is_in_the_bound() -> None:
+    """Of pipelines over both sites it is most of the step; without it bounds were less than half."""
+    model, cluster, job = MODELS["tied"], far_apart(1e-4, bandwidth=1e6, devices=2), asked()
+    space = legal_space(model, cluster, job)
+    rows = np.flatnonzero((space.table.world == 4) & (space.table.pipeline == 2) & (space.table.sharding == 0))
+    table, frames = space.table.take(rows), space.frame_of(np.arange(len(space.keys)))[rows]
+    costs = evaluate(table, model=model, cluster=cluster, job=job)
+    apart = costs.figures["tied_seconds"] > 0.5 * costs.step_seconds
+    bounds = Bounds(space, model=model, cluster=cluster, job=job)
+    assert np.count_nonzero(apart) > 50
+    for least in (bounds.scheduled(table, frames=frames), bounds.seconds(table, frames=frames)):
+        assert np.all(least[apart] > costs.figures["tied_seconds"][apart])
+
+
+def test_what_slow_networks_reduce_once_a_step_is_in_the_bound() -> None:
+    """On machines with a slow network whose gradients meet once a step, which is most of it."""
+    model, job = MODELS["dense"], asked()
+    quick, slow = (samples.nodes(devices_per_node=2, of=QUICK), samples.nodes(num_nodes=2, devices_per_node=2))
+    slow = replace(slow, name="slow", nic=Link(bandwidth=1e6, latency_seconds=1e-5), nics=1)
+    cluster = samples.cluster(slow, replace(quick, name="quick"))
+    space = legal_space(model, cluster, job)
+    of_four = (space.table.world == 4) & (space.table.pipeline == 1) & (space.table.tensor == 1)
+    rows = np.flatnonzero(of_four & (space.table.context == 1))
+    table, frames = space.table.take(rows), space.frame_of(np.arange(len(space.keys)))[rows]
+    step = price(table, model=model, cluster=cluster, job=job).step_seconds
+    assert len(rows) > 20
+    least = Bounds(space, model=model, cluster=cluster, job=job).seconds(table, frames=frames)
+    assert float(np.percentile(least / step, 5)) > 0.8
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "mixture"])
 def test_no_plan_beats_its_bound_whatever_its_precision(name: str) -> None:
@@ -152,8 +187,26 @@ def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     assert np.all(held <= prices.memory_bytes * slack)
     room = float(prices.capacity.max())
     assert np.all(fitting.most_likely(held, capacity=room) >= prices.fit_probability * (1.0 - 1e-9))
+    likely, fits = floors.likely(held, space.table), held <= room
+    assert np.all(likely[fits] >= prices.fit_probability[fits] * (1.0 - 1e-9))
+    assert np.all(prices.fit_probability[~fits] < 0.5)
     assert np.all(bounds.frames()[frame][known] <= prices.step_seconds[known] * slack)
     assert np.all(least_bytes(space, model=model, job=job)[frame] <= prices.memory_bytes * slack)
+
+
+@pytest.mark.parametrize("machines", ["two boxes", "unlike"])
+def test_plans_below_a_score_are_found_as_among_all_and_no_others_are_asked_for(machines: str) -> None:
+    space = legal_space(MODELS["dense"], CLUSTERS[machines], asked())
+    question = {"model": MODELS["dense"], "cluster": CLUSTERS[machines], "job": asked()}
+    whole = Explorer(space, **question)
+    whole.best(1)
+    least = float(np.min(whole.scores()[whole.prices.fits]))
+    for below, known in ((1.5 * least, True), (1.001 * least, True), (least, False)):
+        some = Explorer(space, **question, below=below)
+        some.best(1)
+        scores = some.scores()[some.prices.fits] if some.priced else np.array([np.inf])
+        assert (float(np.min(scores, initial=np.inf)) == least) or not known
+        assert some.priced < whole.priced
 
 
 @pytest.mark.parametrize(

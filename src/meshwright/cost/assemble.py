@@ -291,7 +291,8 @@ def _once(
         }
         for name, values in found.items():
             worst[name] = np.maximum(worst[name], np.where(place[..., position], values, 0.0))
-    tied = tied_seconds(table, machines, model=model, software=machines[0].software)
+    ends = [entry.ends for entry in machines]
+    tied = tied_seconds(table, ends, sizes=machines[0].sizes, model=model, software=machines[0].software)
     return _Once(tied=tied, **worst)
 
 

@@ -15,8 +15,8 @@ from meshwright.cost.costs import Costs
 from meshwright.cost.layouts import Kind, LayoutArrays, count
 from meshwright.cost.longest_path import Path, longest_path, played_microbatches
 from meshwright.cost.machine import Machine, hops, machine
-from meshwright.cost.memory import memory
 from meshwright.cost.microbatch import pass_seconds
+from meshwright.cost.peaks import peaks
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers, crossings
 from meshwright.cost.rounds import outer, with_rounds
@@ -261,21 +261,11 @@ def _costs(
     capacity = np.full(shape.valid.shape, np.inf)
     parts: dict[str, FloatArray] = {}
     host, host_room = np.zeros(shape.valid.shape), np.full(shape.valid.shape, np.inf)
-    for position, entry in enumerate(machines):
+    found = peaks(table, machines, arrays=arrays, counts=counts, shape=shape, model=context.model, job=context.job)
+    for position, (entry, held) in enumerate(zip(machines, found, strict=True)):
         device = entry.group.device
         here = place[..., position]
         capacity = np.where(here, np.minimum(capacity, device.memory_bytes * device.usable_fraction), capacity)
-        held = memory(
-            table,
-            entry.blocks,
-            arrays=arrays,
-            counts=counts,
-            shape=shape,
-            model=context.model,
-            group=entry.group,
-            job=context.job,
-            software=entry.software,
-        )
         host = np.maximum(host, np.where(here, held.host, 0.0))
         host_room = np.where(here, np.minimum(host_room, held.host_room), host_room)
         for name, values in held.parts.items():

@@ -68,14 +68,18 @@ def probability(
     return np.asarray(chance(np.where(valid, deviations, np.inf).min(axis=1)))
 
 
-def most_likely(total: FloatArray, *, capacity: float) -> FloatArray:
+def most_likely(total: FloatArray, *, capacity: FloatArray | float) -> FloatArray:
     """What `probability` is at the most where a rank needs `total` bytes or more and has `capacity`, shape (rows,).
 
-    Errors of shares that are one in sum vary least where each share is as the inverse square of its spread.
+    Errors of shares that are one in sum vary least where each share is as the inverse square of its spread, and most
+    where all is of one part: then what is larger than its room fits most often.
     """
-    parts = 1.0 / sum(SPREADS[part] ** -2.0 for part in Held if part is not Held.WHOLE)
-    least = np.sqrt(parts + SPREADS[Held.WHOLE] ** 2)
-    return chance(np.log(max(capacity, 1.0) / np.maximum(total, 1.0)) / least)
+    squares = [SPREADS[part] ** 2 for part in Held if part is not Held.WHOLE]
+    least, most = (
+        np.sqrt(parts + SPREADS[Held.WHOLE] ** 2) for parts in (1.0 / sum(1.0 / each for each in squares), max(squares))
+    )
+    room = np.log(np.maximum(capacity, 1.0) / np.maximum(total, 1.0))
+    return chance(room / np.where(room > 0.0, least, most))
 
 
 def spread(memory: Mapping[str, FloatArray], *, spreads: Mapping[Held, float] = SPREADS) -> FloatArray:

@@ -71,6 +71,11 @@ class LayoutArrays:
     everything: FloatArray
     places: FloatArray
 
+    def first_ranks(self, number: int) -> LayoutArrays:
+        """The same of the first so many ranks shown, which are all of layouts that have no more."""
+        names = ("valid", "rank", "total", "first", "last", "first_upto", "last_upto", "places")
+        return replace(self, **{name: getattr(self, name)[:, :number] for name in names})
+
     def of(self, block: Block, counts: FloatArray) -> FloatArray:
         """How many of `counts` (rows, ranks, kinds + 1) are of `block`, however it is treated; shape (rows, ranks)."""
         alike = [index for index, kind in enumerate(self.kinds) if kind.block == block]

@@ -44,7 +44,7 @@ from meshwright.cost.states import (
     states,
     without_parameters,
 )
-from meshwright.cost.table import PlanTable
+from meshwright.cost.table import BoolArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import DeviceKind, NodeGroup, Precision
 from meshwright.spec.job import JobSpec
@@ -60,6 +60,11 @@ class Peak:
     parts: dict[str, FloatArray]
     host: FloatArray
     host_room: float
+
+    def on(self, group: NodeGroup, *, valid: BoolArray) -> Peak:
+        """The same on the `valid` ranks of `group`, in which `what_memory_counts` is the same."""
+        reserved = np.where(valid, group.device.reserved_bytes, 0.0)
+        return replace(self, parts={**self.parts, str(MemoryPart.RESERVED): reserved}, host_room=host_room(group))
 
 
 def memory(
@@ -124,11 +129,12 @@ def memory(
     return Peak(parts={str(part): held for part, held in parts.items()}, host=host, host_room=host_room(group))
 
 
-def what_memory_reads(group: NodeGroup) -> tuple[object, ...]:
-    """All that `memory` reads of `group`: in others where it is the same, as much is held."""
+def what_memory_counts(group: NodeGroup, job: JobSpec) -> tuple[object, ...]:
+    """All that `memory` reads of `group` but what is reserved and its host's room: where it is the same, as much is
+    held beside those. Only what copies in memory hold is by the devices of a node."""
     device = group.device
     narrow = (Precision.FP8 in device.peak_flops, Precision.NVFP4 in device.peak_flops)
-    return device.kind, device.reserved_bytes, narrow, group.devices_per_node, host_room(group)
+    return device.kind, narrow, group.devices_per_node if job.elastic.on else None
 
 
 def _way(

@@ -15,7 +15,8 @@ from meshwright.cost import Layout, PlanTable
 from meshwright.cost.block_bytes import AMOUNTS, FULL, BlockBytes
 from meshwright.cost.evaluate import effective
 from meshwright.cost.layouts import LayoutArrays, count
-from meshwright.cost.memory import memory, what_memory_reads
+from meshwright.cost.links import lay_links
+from meshwright.cost.memory import Peak, memory, what_memory_counts
 from meshwright.cost.offload import away_seconds, optimizes_away
 from meshwright.cost.optimizers import host_bytes, least_state
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
@@ -25,6 +26,7 @@ from meshwright.cost.placement import covers
 from meshwright.cost.stacks import software_of
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import OFFLOADS, SCHEDULES
+from meshwright.cost.tied import tied_seconds
 from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BlockLeast, Least
 from meshwright.search.round_trips import round_trips
@@ -57,8 +59,8 @@ class Bounds:
 
     A pipeline rank does its own work on every microbatch, with the exchanges inside blocks and those of sharded
     parameters and gradients that the work cannot hide. Its microbatches come between the forward of one through the
-    first stages of the ranks before it and, unless the schedule puts off part of it, its backward there. The first
-    rank's last gradients follow, and its optimizer. Bytes are those of the ranks that mostly hold most.
+    first stages of the ranks before it and, unless the schedule puts off part of it, its backward there. Its last
+    gradients follow, those of a tied table, and the optimizer. Bytes are those of the ranks that mostly hold most.
     """
 
     def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
@@ -92,12 +94,13 @@ class Bounds:
         return np.asarray(np.maximum(work, self._carried(table, table.microbatches.astype(np.float64))))
 
     def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
-        """Seconds of every plan with the microbatches and the schedule of `table`, whatever is sharded."""
+        """Seconds of every plan with the microbatches and the schedule of `table`, whatever is sharded over no more
+        ranks than there."""
         forward, backward = self._either(table, frames)
         total = self._count(table).total.take(table.layout, axis=0)[..., :-1]
         before = self._entered(table, forward, backward)
         work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
-        return np.asarray(np.maximum(work, self._crossed(table, forward, backward)))
+        return np.asarray(np.maximum(work, self._crossed(table, forward, backward)) + self._tied(effective(table)))
 
     def _either(self, table: PlanTable, frames: Ids, *, cuts: Sequence[bool] | None = None) -> tuple[Floats, Floats]:
         """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not; in slices or not, as `cuts` says
@@ -112,7 +115,7 @@ class Bounds:
 
     def _entered(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
         """Seconds before every rank's first work and after its last, of blocks of those seconds (rows, kinds)."""
-        before = self._before.take(table.layout, axis=0)
+        before = self._before[:, : _most_ranks(table)].take(table.layout, axis=0)
         passed = forward + np.where(np.isin(table.schedule, _WHOLE_BACKWARD)[:, None], backward, 0.0)
         return np.asarray(_summed(before, passed) / table.slices[:, None])
 
@@ -120,7 +123,8 @@ class Bounds:
         """Of a slice's share of the `parameters` (rows, kinds) of blocks, those that backwards meet before every rank's
         first work and after its last."""
         whole = np.isin(table.schedule, _WHOLE_BACKWARD) / table.slices
-        return np.asarray(_summed(self._before.take(table.layout, axis=0), parameters) * whole[:, None])
+        before = self._before[:, : _most_ranks(table)].take(table.layout, axis=0)
+        return np.asarray(_summed(before, parameters) * whole[:, None])
 
     def seconds(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Of every plan of `table`, each of the frame in `frames`, shape (rows,): of its first rank and its busiest.
@@ -138,9 +142,24 @@ class Bounds:
             step = np.maximum(step, self._where_they_lie(table, blocks.take(at), at))
         owned = owned_parameters(table, work.parameters[:, :1] + work.experts[:, :1], work.experts[:, :1])
         crossed = self._crossed(table, blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0))
-        return np.asarray(np.maximum(step, crossed) + self._optimizer(table, owned))
+        return np.asarray(np.maximum(step, crossed) + self._optimizer(table, owned) + self._tied(table))
 
-    def _least_on(self, group: NodeGroup, table: PlanTable, work: Work, *, has_first: bool = True) -> Floats:
+    def _tied(self, table: PlanTable) -> Floats:
+        """Seconds in which the ends of pipelines sum the gradients of a tied table, on the slowest machines that a row
+        uses."""
+        found, first = np.zeros(len(table)), 0
+        rows = np.flatnonzero(table.pipeline > 1) if self._model.head.tied else np.zeros(0, dtype=np.int64)
+        software = software_of(self._job, self._cluster)
+        for group in self._cluster.groups if rows.size else ():
+            some = table.take(rows)
+            ends = lay_links(some, group=group, cluster=self._cluster, software=software).ends
+            sizes = state_bytes(some, narrow=software.narrow_parameters)
+            here = tied_seconds(some, [ends], sizes=sizes, model=self._model, software=software)
+            found[rows] = np.maximum(found[rows], np.where(some.world > first, here, 0.0))
+            first += group.num_devices
+        return found
+
+    def _least_on(self, group: NodeGroup, table: PlanTable, work: Work) -> Floats:
         """Seconds of `work` on the machines of `group`, shape (rows,)."""
         return least_seconds(
             table,
@@ -149,7 +168,6 @@ class Bounds:
             group=group,
             cluster=self._cluster,
             software=software_of(self._job, self._cluster),
-            has_first=has_first,
         )
 
     def _where_they_lie(self, table: PlanTable, blocks: BlockLeast, at: Ids) -> Floats:
@@ -161,7 +179,7 @@ class Bounds:
         for index, (group, own) in enumerate(zip(self._cluster.groups, self._least.on_each(at), strict=True)):
             held = here[..., index]
             work = self._work(table, blocks, own=own, among=held)
-            seconds = self._least_on(group, table, work, has_first=False)
+            seconds = self._least_on(group, table, work)
             found.append(np.where(held.any(axis=1), seconds, 0.0))
         return np.asarray(np.max(found, axis=0))
 
@@ -179,8 +197,9 @@ class Bounds:
             return carried
         if table.layouts != self._shown:
             self._every, self._shown = count(table.layouts, model=self._model, every_rank=True), table.layouts
-        reach = [way for way, _ in self._ways(table, self._every.rank[table.layout])]
-        around = round_trips(table, arrays=self._every, forward=forward, backward=backward, reach=reach)
+        arrays = self._every.first_ranks(_most_ranks(table))
+        reach = [way for way, _ in self._ways(table, arrays.rank[table.layout])]
+        around = round_trips(table, arrays=arrays, forward=forward, backward=backward, reach=reach)
         return np.maximum(carried, around)
 
     def _carried(self, table: PlanTable, times: Floats) -> Floats:
@@ -280,10 +299,10 @@ class Bounds:
             valid=np.ones(ends.shape, dtype=np.bool_),
             slices=table.slices.astype(np.float64),
         )
-        found = []
-        unlike = {what_memory_reads(group): group for group in self._cluster.groups}
-        for group in unlike.values():
-            peak = memory(
+        found, known = [], dict[object, Peak]()
+        for group in self._cluster.groups:
+            counted = what_memory_counts(group, self._job)
+            known[counted] = known.get(counted) or memory(
                 table,
                 _as_blocks(blocks, at, table),
                 arrays=arrays,
@@ -295,6 +314,7 @@ class Bounds:
                 software=software_of(self._job, self._cluster),
                 least=True,
             )
+            peak = known[counted].on(group, valid=shape.valid)
             held = np.sum(list(peak.parts.values()), axis=0).max(axis=1)
             found.append(np.where((peak.host > peak.host_room).any(axis=1), np.inf, held))
         return np.asarray(np.min(found, axis=0))
@@ -310,7 +330,11 @@ class Bounds:
             last = self._arrays.valid.sum(axis=1) - 1
             largest = (self._arrays.total[..., :-1] @ layers).argmax(axis=1)
             self._fullest = np.stack([largest, 0 * last, last], axis=1)
-        return self._arrays
+        return self._arrays.first_ranks(_most_ranks(table))
+
+
+def _most_ranks(table: PlanTable) -> int:
+    return int(table.pipeline.max(initial=1))
 
 
 def _summed(counts: Floats, each: Floats) -> Floats:

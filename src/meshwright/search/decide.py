@@ -9,22 +9,20 @@ from functools import partial
 
 import numpy as np
 
-from meshwright.search.advice import advise, advise_masks, advise_otherwise, advise_trainer
 from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
-from meshwright.search.candidate import Candidate, Decision, candidate, ordered_by
+from meshwright.search.candidate import Decision, candidate, ordered_by
 from meshwright.search.check import check
+from meshwright.search.counsel import counsel
 from meshwright.search.explain import changes, compared, held, rejected_for_memory, why
-from meshwright.search.explore import Explorer
+from meshwright.search.explore import EXHAUSTIVE, Explorer
+from meshwright.search.fronts import front, joint
 from meshwright.search.job_rules import allowed_precisions, check_job
-from meshwright.search.low_rank import advise_low_rank, foresee_low_rank
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.orders import WORTH, reorder
-from meshwright.search.pareto import pareto
-from meshwright.search.parts import advise_parts
 from meshwright.search.product import Rejection
-from meshwright.search.quorum import Called, advise_quorum, with_quorum
-from meshwright.search.refine import Entry, distinct, entry_order, entry_value, priced, refine
+from meshwright.search.quorum import Called, with_quorum
+from meshwright.search.refine import Entry, distinct, entry_order, entry_value, refine
 from meshwright.search.rules import Scope
 from meshwright.search.skip import Skipped, skip
 from meshwright.search.space import Boundaries, Space, enumerate_plans
@@ -39,13 +37,12 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
+BESIDE = 1.1  # over the value of a plan that is known, below which others are looked for: scores may be too high
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
 RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
 LAID = 30  # alternatives of one line that are laid out again at the most
 MOST = 3  # times as many plans as are asked for are laid out again at the most
 WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out slower than they promised
-FRONT = 8  # plans of the front that are shown
-REACH = 2.0  # how much slower than the fastest a plan of the front may be
 RUNTIME = frozenset({Scope.RUNTIME})
 
 
@@ -96,11 +93,11 @@ def design(
         why=(
             *reasons,
             *_why_placed(best, tried.fitting[0]),
-            *_advice(refined, job, trainer=trainer),
+            *counsel(refined, job, trainer=trainer, best=_searched),
             *(each.words for each in tailored),
             *(each.words for each in left_out),
         ),
-        front=_joint([each.placed(front(each.found), cluster) for each in kept]),
+        front=joint([each.placed(front(each.found), cluster) for each in kept]),
         considered=sum(one.space.count for one in tried.found),
         priced=sum(one.priced for one in tried.found),
         fitting=sum(one.fitting for one in tried.found),
@@ -114,37 +111,32 @@ def design(
 
 
 def best(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: Trainer | None = None, explained: bool = True
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    trainer: Trainer | None = None,
+    explained: bool = True,
+    below: float = np.inf,
 ) -> Best:
     """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does; that
-    there is none is only said where it need not be `explained`, which takes as long as many searches."""
-    tried = _tried(model, cluster, job, top=1, trainer=trainer, explained=explained)
+    there is none is only said where it need not be `explained`, which takes as long as many searches.
+
+    Where `below` is a value of what is minimised, there may be none unless a plan has less of it.
+    """
+    made_better = job.skip.share > 0.0 or job.synchronize.most_left_out > 0.0  # than what the search finds
+    below = np.inf if made_better else BESIDE * below
+    asked = partial(_tried, model, cluster, job, top=1, trainer=trainer, explained=explained)
+    tried = asked(alone=not made_better, below=below)
     refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
     return Best(design=made, report=report)
 
 
-def _advice(refined: Sequence[Entry], asked: JobSpec, *, trainer: Trainer | None) -> tuple[str, ...]:
-    """What the job does not ask for, and would change its best plan or what that takes."""
-    chosen, report = refined[0]
-    meeting = advise(chosen, report)
-    parts = () if trainer else advise_parts(chosen, report, best=_searched, learners=not meeting)
-    return (
-        *parts,
-        *advise_trainer(asked, trainer),
-        *meeting,
-        *advise_masks(refined),
-        *advise_otherwise(chosen, report),
-        *advise_quorum(chosen, report),
-        *foresee_low_rank(chosen),
-        *advise_low_rank(chosen, report),
-    )
-
-
-def _searched(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Entry | None:
+def _searched(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, below: float = np.inf) -> Entry | None:
     try:
-        found = best(model, cluster, job, explained=False)
+        found = best(model, cluster, job, explained=False, below=below)
     except (ConfigError, NoPlanFits):
         return None
     return found.design, found.report
@@ -197,30 +189,60 @@ def _tried(
     trainable: bool = False,
     trainer: Trainer | None = None,
     explained: bool = True,
+    alone: bool = False,
+    below: float = np.inf,
 ) -> _Tried:
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
     A trainer knows the usual order of axes and machines alone, and trains the job its own way. What a plan holds may
     fall when it is laid out again, so that where memory is minimised as many are as are ranked, whatever `top` is. This
-    runtime is what compiles a job, and can train its plans.
+    runtime is what compiles a job, and can train its plans. Scores of plans are to be `below`; where the best is asked
+    for `alone` they are of no machines in another order unless they promise a better one than those first.
     """
     trainable = trainable or (job.compile is Switch.ON and trainer is None)
     top = max(top, RANKED) if job.objective is Objective.MEMORY else top
     if trainer is not None:
         job = trainer.trained(replace(job, constraints=replace(job.constraints, order="usual")))
-    found = [
-        (each, explored(model, each.cluster, job, trainable=trainable, trainer=trainer, count=top))
-        for each in arrangements(cluster, job)
-    ]
-    fitting = []
-    for arrangement, one in found:
-        if one.fitting:
-            reorder(one, top, trainable=trainable)
-            refined, settled = best_refined(one, top, most=MOST * max(top, RANKED))
-            fitting.append(_Arranged(arrangement=arrangement, found=one, refined=refined, settled=settled))
+    asked = partial(_arranged, model, job=job, trainable=trainable, trainer=trainer)
+    found: list[Explorer] = []
+    fitting: list[_Arranged] = []
+    for arrangement in arrangements(cluster, job):
+        worth = _limit(fitting[0], job.objective) if fitting and job.objective is not Objective.MEMORY else np.inf
+        limit = min(below, BESIDE * worth)
+        if alone or worth == np.inf or found[0].space.count > EXHAUSTIVE:
+            one, best = asked(arrangement, top=top, below=limit if alone else below)
+        else:  # Is there a better one, before all are priced?
+            one, best = asked(arrangement, top=1, below=limit)
+            if best is not None and entry_value(best.refined[0], job.objective) < worth:
+                one, best = asked(arrangement, top=top, below=below)
+            else:
+                best = None
+        found.append(one)
+        fitting += [best] if best is not None else []
     if not fitting:
-        raise _none(found[0][1]) if explained else NoPlanFits(Problem(what="no plan is legal and fits"))
-    return _Tried(found=[one for _, one in found], fitting=fitting)
+        raise _none(found[0]) if explained else NoPlanFits(Problem(what="no plan is legal and fits"))
+    return _Tried(found=found, fitting=fitting)
+
+
+def _arranged(
+    model: ModelSpec,
+    arrangement: Arrangement,
+    *,
+    job: JobSpec,
+    trainable: bool,
+    trainer: Trainer | None,
+    top: int,
+    below: float,
+) -> tuple[Explorer, _Arranged | None]:
+    """What is explored of one arrangement, and its best plans; None where none fits, or scores `below`."""
+    one = explored(model, arrangement.cluster, job, trainable=trainable, trainer=trainer, count=top, below=below)
+    if not one.fitting:
+        return one, None
+    reorder(one, top, trainable=trainable)
+    refined, settled = best_refined(one, top, most=MOST * max(top, RANKED))
+    if not refined:
+        return one, None
+    return one, _Arranged(arrangement=arrangement, found=one, refined=refined, settled=settled)
 
 
 def _none(found: Explorer) -> NoPlanFits:
@@ -235,8 +257,13 @@ def _none(found: Explorer) -> NoPlanFits:
 
 def _worthwhile(tried: Sequence[_Arranged], objective: Objective) -> list[_Arranged]:
     """The first, and those whose best plan is better by WORTH: machines stay as they are listed for less."""
-    limit = entry_value(tried[0].refined[0], objective) * (1.0 - WORTH)
+    limit = _limit(tried[0], objective)
     return [tried[0], *(each for each in tried[1:] if entry_value(each.refined[0], objective) < limit)]
+
+
+def _limit(first: _Arranged, objective: Objective) -> float:
+    """What plans with the machines in another order are to be less than."""
+    return entry_value(first.refined[0], objective) * (1.0 - WORTH)
 
 
 def _placed(kept: Sequence[_Arranged], cluster: ClusterSpec, objective: Objective) -> list[Entry]:
@@ -300,7 +327,7 @@ def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tup
     model, cluster, job = found.model, found.cluster, found.job
     most = MOST * count if most is None else most
     done: dict[int, Entry] = {}
-    limit, settled = float("inf"), True
+    limit, settled = found.below, True
     while len(done) <= most:
         rows = _next(found, done, limit, most=max(count - len(done), min(len(done), most - len(done)), 1))
         if not rows and len(done) >= count and limit > found.settled:
@@ -312,7 +339,7 @@ def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tup
         laid_out = refine(found.table, rows, model=model, cluster=cluster, job=job, held=found.held)
         done |= zip(rows, laid_out, strict=True)
         values = sorted(entry_value(entry, job.objective) for entry in done.values())
-        limit = values[count - 1] if len(values) >= count else limit
+        limit = min(found.below, values[count - 1]) if len(values) >= count else limit
     return sorted(done.values(), key=lambda entry: entry_order(entry, job.objective)), settled
 
 
@@ -332,10 +359,11 @@ def explored(
     trainable: bool = False,
     trainer: Trainer | None = None,
     count: int = 10,
+    below: float = np.inf,
 ) -> Explorer:
-    """The space of the job, with at least its `count` best plans that fit priced."""
+    """The space of the job, with at least its `count` best plans that fit priced, of those that score `below`."""
     space = legal_space(model, cluster, job, trainable=trainable, trainer=trainer)
-    found = Explorer(space, model=model, cluster=cluster, job=job, trainer=trainer)
+    found = Explorer(space, model=model, cluster=cluster, job=job, trainer=trainer, below=below)
     if space.count and (refused := found.held.whatever_the_plan(space.lightest.rows_of(np.zeros(1, dtype=np.int64)))):
         raise NoPlanFits(refused)
     if space.count:
@@ -362,32 +390,3 @@ def _boundaries(balanced: Boundaries, model: ModelSpec, trainer: Trainer | None)
         return balanced(pipeline, ranks, devices) if own is None else (*own, len(model.blocks))
 
     return dealt
-
-
-def front(found: Explorer) -> list[Entry]:
-    """Plans among those priced that none beats in time, memory and devices at once, the fastest first, at most FRONT.
-
-    Price and energy are devices times time, so that a plan that is least in either is among them. Of many, those that
-    lie evenly between the fastest and the one that holds least.
-    """
-    table, prices = found.table, found.prices
-    near = prices.upper_seconds <= REACH * float(np.min(prices.upper_seconds[prices.fits & prices.finite]))
-    usable = prices.fits & prices.finite & near
-    mask = pareto(prices.upper_seconds, prices.memory_bytes, table.world.astype(np.float64), usable=usable)
-    rows = np.flatnonzero(mask)
-    rows = rows[np.lexsort((prices.memory_bytes[rows], prices.upper_seconds[rows]))]
-    picked = rows[np.unique(np.linspace(0, len(rows) - 1, min(FRONT, len(rows))).round().astype(np.int64))]
-    return priced(
-        [table.take([row]) for row in picked.tolist()], model=found.model, cluster=found.cluster, job=found.job
-    )
-
-
-def _joint(fronts: Sequence[Sequence[Entry]]) -> tuple[Candidate, ...]:
-    """Of fronts of machines in several orders what none of them beats, the fastest first."""
-    found = [candidate(made, report) for entries in fronts for made, report in entries]
-    if len(fronts) == 1:
-        return tuple(found)
-    upper = np.array([entry.step_seconds * entry.error_band[1] for entry in found])
-    held = np.array([entry.peak_bytes for entry in found])
-    mask = pareto(upper, held, np.array([float(entry.plan.world_size) for entry in found]))
-    return tuple(found[row] for row in np.argsort(upper, kind="stable") if mask[row])[:FRONT]

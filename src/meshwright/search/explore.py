@@ -55,13 +55,15 @@ class Explorer:
         job: JobSpec,
         trainer: Trainer | None = None,
         exhaustive: int = EXHAUSTIVE,
+        below: float = np.inf,
     ) -> None:
-        """Spaces of up to `exhaustive` plans are priced whole, but what `trainer` has no words for."""
+        """Spaces of up to `exhaustive` plans are priced whole, but what `trainer` has no words for. Of others no plan
+        is asked for whose score is not `below`."""
         self.held = Held(trainer, model=model, cluster=cluster, job=job)
-        self._small = space.count <= exhaustive
+        self._small = space.count <= exhaustive and below == np.inf
         self.space = space
         self.model, self.cluster, self.job = model, cluster, job
-        self.hopeless = 0
+        self.hopeless, self.below = 0, below
         self._best: Floats = np.zeros(0)
         self._nearest = np.inf
         self._tables: list[PlanTable] = []
@@ -122,14 +124,15 @@ class Explorer:
         return np.where(prices.finite, value, np.inf)
 
     def best(self, count: int, *, slack: float = 1.0) -> None:
-        """Prices plans until the `count` best that fit are known, and all whose scores are within `slack` of theirs."""
+        """Prices plans until the `count` best that fit are known, and all whose scores are within `slack` of theirs; of
+        those that are asked for."""
         if self._small:
             if self._left.any():
                 self._left[:] = False
                 self._price_whole()
             return
-        self.until(Wanted(limit=lambda: slack * self._at(min(count, KEPT))))
-        if not self._prices:
+        self.until(Wanted(limit=lambda: min(self.below, slack * self._at(min(count, KEPT)))))
+        if not self._prices and self.below == np.inf:
             self._keep_the_closest()
 
     def until(self, *wanted: Wanted, among: Mask | None = None, most: int | None = None) -> tuple[bool, ...]:

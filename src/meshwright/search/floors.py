@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from meshwright.cost import PlanTable
 from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.meetings import EVERY_STEP
 from meshwright.search.prices import may_fit
 from meshwright.search.schedules import ONE_F_ONE_B
@@ -24,6 +26,7 @@ from meshwright.spec.model import ModelSpec
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 SLICE = 16_384  # plans whose figures a processor's cache holds
+FEW = 4  # pipeline ranks
 
 
 class Floors:
@@ -38,7 +41,9 @@ class Floors:
         self._space, self._model, self._cluster, self._job = space, model, cluster, job
         self._bounds = Bounds(space, model=model, cluster=cluster, job=job)
         self._ways = space.values("sync")
-        self._room = max(group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups)
+        self._starts = [0, *accumulate(group.num_devices for group in cluster.groups)][:-1]
+        self._rooms = [group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups]
+        self._room = max(self._rooms)
         self.of_bytes = job.objective is Objective.MEMORY
 
     def frames(self) -> Floats:
@@ -83,11 +88,14 @@ class Floors:
         """The score of plans that hold `total` bytes or more."""
         return total if self.of_bytes else np.zeros_like(total)
 
-    def likely(self, total: Floats) -> Floats:
-        """By how much the score of plans that hold `total` bytes or more is divided at the most; 0 if none fits."""
-        within = np.minimum(total, self._room)
-        odds = np.ones_like(total) if self.of_bytes else most_likely(within, capacity=self._room)
-        return np.where(total <= self._room, odds, 0.0)
+    def likely(self, total: Floats, table: PlanTable) -> Floats:
+        """By how much the score of plans of `table` that hold `total` bytes or more is divided at the most; 0 where
+        that is more than the largest device has."""
+        room = np.zeros(len(table))
+        for start, own in zip(self._starts, self._rooms, strict=True):
+            room = np.where(table.world > start, np.maximum(room, own), room)
+        odds = np.ones_like(total) if self.of_bytes else most_likely(np.minimum(total, self._room), capacity=room)
+        return np.where(total <= self._room, np.maximum(odds, LEAST_LIKELY), 0.0)
 
     def _of(self, table: PlanTable, frames: Ids, seconds: Callable[..., Floats]) -> Floats:
         if self.of_bytes:
@@ -101,8 +109,11 @@ class Floors:
 
 
 def _sliced(table: PlanTable, frames: Ids, of: Callable[..., Floats]) -> Floats:
-    """What `of` says of every row, asked of as many at a time as a processor's cache holds."""
-    if len(table) <= SLICE:
-        return of(table, frames=frames)
-    starts = range(0, len(table), SLICE)
-    return np.concatenate([of(table.take(slice(at, at + SLICE)), frames=frames[at : at + SLICE]) for at in starts])
+    """What `of` says of every row, asked of as many at a time as a processor's cache holds, those of few pipeline ranks
+    apart: they are not to take as long as those of many."""
+    few, found = table.pipeline <= FEW, np.zeros(len(table))
+    for rows in (np.flatnonzero(few), np.flatnonzero(~few)):
+        for start in range(0, len(rows), SLICE):
+            some = rows[start : start + SLICE]
+            found[some] = of(table.take(some), frames=frames[some])
+    return found

@@ -121,8 +121,9 @@ class Ladder:
         picked, limits = picked.take(limits > -np.inf), limits[limits > -np.inf]
         if not len(picked):
             return picked
-        total = self._floors.roughly(self._on(picked, SHARDING), picked.frames)
-        fits = self._floors.likely(total) > 0.0
+        table = self._on(picked, SHARDING)
+        total = self._floors.roughly(table, picked.frames)
+        fits = self._floors.likely(total, table) > 0.0
         self.hopeless += int(self._choices.plans(picked.take(~fits), SHARDING).sum())
         picked = self._choices.after(picked.take(fits & (self._floors.held(total) < limits)), PLAN)
         return picked.take(self._limits(picked, PLAN, wanted) > -np.inf)
@@ -139,7 +140,8 @@ class Ladder:
         slower = rows.take(floor >= self._limits(rows, PLAN, wanted, heavier=True))
         left = np.flatnonzero(floor < self._limits(rows, PLAN, wanted))
         left = left[self._allows(table.take(left))]
-        likely = self._floors.likely(self._floors.bytes(table.take(left), rows.frames[left]))
+        some = table.take(left)
+        likely = self._floors.likely(self._floors.bytes(some, rows.frames[left]), some)
         self.hopeless += int(np.count_nonzero(likely == 0.0))
         left, likely = left[likely > 0.0], likely[likely > 0.0]
         floor[left] /= likely

@@ -3,31 +3,37 @@ sites: each is told by a search of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 from meshwright.search.advice import advise_apart
 from meshwright.search.job_rules import allowed_precisions
+from meshwright.search.refine import entry_value
 from meshwright.search.worth import TRIED
 from meshwright.spec.cluster import ClusterSpec, NodeGroup, Precision
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName, Report
+from meshwright.spec.synchronize import SyncKind
 from meshwright.spec.units import counted, format_seconds, format_times
 
 Entry = tuple[Design, Report]
-Search = Callable[[ModelSpec, ClusterSpec, JobSpec], Entry | None]
 WORTH = 0.1  # of a step, that a part of the machines saves before it is spoken of
 _KERNELS = 0.7  # of the peak: no stack of matrix products and attention is quicker
+_NO_LEARNERS = f"sync={SyncKind.EVERY_STEP.value}"
+
+
+class Search(Protocol):
+    """The best plan of a question; None where none fits, and where none has a value `below` what is told."""
+
+    def __call__(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, below: float = ...) -> Entry | None: ...
 
 
 def advise_parts(chosen: Design, report: Report, *, best: Search, learners: bool) -> tuple[str, ...]:
-    """What a part of the machines would take, where the job asks for all, and learners, where they are to be told.
-
-    `best` searches; it gives None where no plan fits.
-    """
+    """What a part of the machines would take, where the job asks for all, and learners, where they are to be told."""
     if chosen.job.objective is not Objective.TIME:
         return ()
     part = _best_part(chosen, report, best=best)
@@ -110,11 +116,15 @@ def _part_words(chosen: Design, report: Report, part: Entry) -> str:
 
 
 def _apart(chosen: Design, report: Report, *, best: Search) -> tuple[str, ...]:
-    """What learners would save between sites, where the job allows none."""
+    """What learners would save between sites, where the job allows none and a plan with some is better."""
     cluster, job = chosen.cluster, chosen.job
     has_learners = chosen.plan.gradients.kind.has_learners or any(kind.has_learners for kind in job.synchronize.kinds)
     if len(cluster.sites) < 2 or has_learners:
         return ()
-    allowing = replace(job, synchronize=replace(job.synchronize, kinds=(*job.synchronize.kinds, *TRIED)))
-    other = best(chosen.model, cluster, allowing)
-    return () if other is None else advise_apart(report, other, len(cluster.sites))
+    kinds = replace(job.synchronize, kinds=(*job.synchronize.kinds, *TRIED), compressions=())
+    forbid = replace(job.constraints, forbid=(*job.constraints.forbid, _NO_LEARNERS))
+    value = entry_value((chosen, report), job.objective)
+    other = best(chosen.model, cluster, replace(job, synchronize=kinds, constraints=forbid), below=value)
+    if other is None or entry_value(other, job.objective) >= value:
+        return ()
+    return advise_apart(report, other, len(cluster.sites))

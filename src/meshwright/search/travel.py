@@ -91,13 +91,12 @@ def least_seconds(
     group: NodeGroup,
     cluster: ClusterSpec,
     software: Software,
-    has_first: bool,
 ) -> Floats:
     """Seconds from the first forward until gradients are reduced, on nodes like those of `group`, shape (rows,).
 
     What a rank exchanges is taken as one collective, which is never slower than one for each block, and hides behind
-    all of the rank's blocks. What is reduced once a step travels beside the last backward of the first rank, and what
-    is gathered once beside its first forward, where the first rank shown is that (`has_first`).
+    all of the rank's blocks. What is reduced once a step travels beside a rank's last backward and then while the ranks
+    before it end, and what is gathered once beside its first forward and before that while they begin.
     """
     count, sharding = table.microbatches[:, None], table.sharding[:, None]
     if group.device.kind is DeviceKind.CPU:
@@ -122,10 +121,7 @@ def least_seconds(
     forward, backward = work.forward.beside(ahead, contention), passed.beside(behind, contention)
     late = passed.beside(behind + once, contention) - backward
     early = work.forward.beside(ahead + first, contention) - forward
-    ranks = before + count * (forward + backward)
-    if not has_first:
-        return np.asarray(ranks.max(axis=1))
-    return np.asarray(np.maximum(ranks.max(axis=1), (ranks + late + early)[:, 0]))
+    return np.asarray((np.maximum(before, late + early) + count * (forward + backward)).max(axis=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
