@@ -127,6 +127,12 @@ def test_allocators_reserve_more_than_they_give_and_processors_have_none():
     assert alone.reserved == alone.allocated
 
 
+def test_allocators_of_old_stacks_lose_a_sixth_more_than_tensors_fill():
+    entry = express(megatron_runs()[0]).design
+    old = predict(replace(entry, job=replace(entry.job, software="megatron-2022"))).memory[0]
+    assert old.allocated == pytest.approx(0.85 * old.reserved)
+
+
 TABLE_JOB = JobSpec(sequence_length=512, data=DataSpec(document_mask=False))
 
 

@@ -14,7 +14,7 @@ from meshwright.cost.evaluate import evaluate
 from meshwright.cost.goodput import outlook
 from meshwright.cost.placed import as_placed
 from meshwright.cost.quorum import paced
-from meshwright.cost.stacks import software_name
+from meshwright.cost.stacks import software, software_name
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
@@ -91,7 +91,7 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
     if uneven is not None:
         costs, trained, met = uneven.costs, uneven.paces.trained, uneven.words
     step = _step_line(costs, plan=plan, model=model, origin=origin, met=met)
-    memory = _memory(costs, filled=_filled(plan, cluster))
+    memory = _memory(costs, filled=_filled(plan, cluster, job))
     weight = weights(costs, table, model=model, cluster=cluster, job=job)
     reach = REACH * float(spread(weight, measured=cluster.step_error)[0])
     report = Report(
@@ -190,10 +190,11 @@ def _note(costs: Costs, name: str, seconds: float, *, plan: Plan, met: str) -> s
     return ""
 
 
-def _filled(plan: Plan, cluster: ClusterSpec) -> float:
+def _filled(plan: Plan, cluster: ClusterSpec, job: JobSpec) -> float:
     """The least share of reserved memory that tensors fill, over the accelerators in use."""
     devices = [used.group.device for used in _used(plan, cluster)]
-    return min((device.usable_fraction for device in devices if device.kind is not DeviceKind.CPU), default=1.0)
+    shares = [device.usable_fraction for device in devices if device.kind is not DeviceKind.CPU]
+    return min(*shares, software(software_name(job, cluster)).filled) if shares else 1.0
 
 
 def _fit_probability(costs: Costs) -> float:

@@ -74,7 +74,7 @@ class Software:
     Liger-Kernel). `experts`: how those of a mixture are handled. `tokens_first`: activations lie by token first and by
     sequence then, as in Megatron. `waits_for_kernels`: a host starts a kernel when the one before has ended, so that
     the device is idle in its time (CUDA_LAUNCH_BLOCKING). `host_bytes`: what a host reads and writes of a parameter
-    beside the step of an optimizer that it runs.
+    beside the step of an optimizer that it runs. `filled`: the most of what an allocator reserves that tensors fill.
     """
 
     fused_attention: bool = True
@@ -134,6 +134,7 @@ class Software:
     tokens_first: bool = False
     waits_for_kernels: bool = False
     host_bytes: float = 0.0
+    filled: float = 1.0
 
     @property
     def quantizes_once(self) -> bool:

@@ -60,12 +60,15 @@ _MEGATRON: Mapping[str, Any] = {
 # All-reduces of 1 to 16 MiB among 2, 4 and 8 A100 in vTrain's tables (VIA-Research/vTrain trace/a100, MIT) took 27, 40
 # and 68 us longer than those that newer versions of the library take there.
 _OLD_NCCL: Mapping[str, Any] = {"collective_seconds": 20e-6, "step_seconds": 3.4e-6}
+# Without segments that grow, fragments take 15 % of what torch's allocator reserves (2401.08156, eight models on A100).
+_OLD_SEGMENTS: Mapping[str, Any] = {"filled": 0.85}
 _UNFUSED: Mapping[str, Any] = {
     "fused_attention": False,
     "dropout": True,
     "adds_biases": True,
     "softmax_heads": 4,
     **_OLD_NCCL,
+    **_OLD_SEGMENTS,
     **_MEGATRON,
     "fused_accumulation": False,
 }
@@ -81,6 +84,7 @@ _FIRST_PIPES: Mapping[str, Any] = {
 }
 _SCALING: Mapping[str, Any] = {
     **_MEGATRON,
+    **_OLD_SEGMENTS,
     "eager": True,
     "adds_narrow": True,
     "reduces_whole": True,
@@ -228,15 +232,27 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         # on one A100 takes 2.1 s a step of eight sequences whether they are of 256 or 1,024 tokens (its README, ZeRO-3
         # and checkpoints): 3.5 ms a layer and pass, 0.5 of them its kernels, and seven modules have parameters.
         "deepspeed": Software(
-            agrees_on_scales=True, grouped_experts=True, host_bytes=8.0 + 6.0 + 4.0, fetch_seconds=3.0e-3 / 7.0
+            agrees_on_scales=True,
+            grouped_experts=True,
+            host_bytes=8.0 + 6.0 + 4.0,
+            fetch_seconds=3.0e-3 / 7.0,
+            **_OLD_SEGMENTS,
         ),
-        "torch-2021": Software(fused_attention=False, dropout=True, plain_softmax=True, stops_early=False, **_OLD_NCCL),
+        "torch-2021": Software(
+            fused_attention=False,
+            dropout=True,
+            plain_softmax=True,
+            stops_early=False,
+            **_OLD_SEGMENTS,
+            **_OLD_NCCL,
+        ),
         # llm-foundry with the images of its tables (torch 2.1); ComposerMPTCausalLM in its modeling_mpt.py
         "torch-2023": Software(
             attention_kernel=AttentionKernel.FLASH_1,
             plain_norms=True,
             shard_copies=ShardCopies.FLAT,
             loss_kernel=LossKernel(metrics=2),
+            **_OLD_SEGMENTS,
         ),
         **{f"torch-2024{name}": Software(**_TITAN, **how) for name, how in _COMPILED.items()},
         **{
