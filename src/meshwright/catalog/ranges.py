@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.figures import brief, numbers
@@ -13,7 +12,6 @@ from meshwright.catalog.low_rank import low_rank_problems
 from meshwright.catalog.migrations import NEWEST
 from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
-from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Interval, JobSpec, NonFinite, Spike, Unlike
 from meshwright.spec.plan import Design
@@ -62,7 +60,6 @@ FRACTIONS = (
     "learning_rate.final_fraction",
 )
 BELOW_ONE = ("optimizer.beta1", "optimizer.beta2", "optimizer.momentum", "data.validation_fraction")
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType({"constraints.devices": ("all", "any")})
 
 
 def checked_job(job: JobSpec) -> JobSpec:
@@ -116,9 +113,6 @@ def number_problems(job: JobSpec) -> Iterator[Problem]:
     if job.spike.window < 4:
         what = f"{job.spike.window} steps are too few to tell a leap from"
         yield Problem(what=what, where="spike.window", fix="choose 4 or more")
-    for path, known in CHOICES.items():
-        if _at(job, path) not in known:
-            yield Problem(what=f"{_at(job, path)!r} is not a choice", where=path, fix=nearest("", known))
     for index, source in enumerate(job.data.sources):
         if not _above_zero(source.weight):
             where = f"data.sources[{index}].weight"
