@@ -112,6 +112,26 @@ def test_a_word_that_is_no_choice_hides_no_number_that_is_wrong(tmp_path: Path) 
     ]
 
 
+def test_a_word_that_is_no_choice_hides_no_number_of_rounds_and_compressions(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[synchronize]\nkinds = ["dilocoo"]\nevery = -3\nquorum = -1\ngrace_seconds = nan\nmost_left_out = 1.5\n'
+        'compressions = [{kind = "demo", decay = 7, largest = 100}, {kind = "powersgd", rank = 0, start_step = -1}]\n'
+    )
+    told = sorted(line.partition(" ")[2].partition(":")[0] for line in refused(path))
+    assert told == [
+        "synchronize.compressions[0].decay",
+        "synchronize.compressions[0].largest",
+        "synchronize.compressions[1].rank",
+        "synchronize.compressions[1].start_step",
+        "synchronize.every",
+        "synchronize.grace_seconds",
+        "synchronize.kinds[0]",
+        "synchronize.most_left_out",
+        "synchronize.quorum",
+    ]
+
+
 @pytest.mark.parametrize("written", ["-1", "3", '"0"', "eny"])
 def test_how_many_devices_is_asked_for_elsewhere(written: str) -> None:
     (told,) = refused(None, f"constraints.devices={written}")
