@@ -126,10 +126,12 @@ def note(text: str) -> None:
 
 def tell(text: str) -> None:
     """As `note`, of what is wrong: told always, and lost only where standard error has no reader."""
+    from meshwright.spec.errors import printable
+
     if sys.stderr is None:
         return
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def warn_of_idle(job: JobSpec, path: str | None, *, sets: Sequence[str]) -> None:
