@@ -112,6 +112,40 @@ def test_a_word_that_is_no_choice_hides_no_number_that_is_wrong(tmp_path: Path) 
     ]
 
 
+def test_a_word_that_is_no_choice_hides_no_number_of_rounds_and_compressions(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[synchronize]\nkinds = ["dilocoo"]\nevery = -3\nquorum = -1\ngrace_seconds = nan\nmost_left_out = 1.5\n'
+        'compressions = [{kind = "demo", decay = 7, largest = 100}, {kind = "powersgd", rank = 0, start_step = -1}]\n'
+    )
+    told = sorted(line.partition(" ")[2].partition(":")[0] for line in refused(path))
+    assert told == [
+        "synchronize.compressions[0].decay",
+        "synchronize.compressions[0].largest",
+        "synchronize.compressions[1].rank",
+        "synchronize.compressions[1].start_step",
+        "synchronize.every",
+        "synchronize.grace_seconds",
+        "synchronize.kinds[0]",
+        "synchronize.most_left_out",
+        "synchronize.quorum",
+    ]
+
+
+@pytest.mark.parametrize("written", ["-1", "3", '"0"', "eny"])
+def test_how_many_devices_is_asked_for_elsewhere(written: str) -> None:
+    (told,) = refused(None, f"constraints.devices={written}")
+    assert told.startswith(f"--set constraints.devices: {parse_value(written)!r} is not a choice; one of all, any; ")
+    assert "constraints.fix.devices" in told
+
+
+@pytest.mark.parametrize("path", ["constraints.order", "objective", "compile", "skip.swap", "elastic.backend"])
+@pytest.mark.parametrize("written", ["-1", "1.5", "true", "[1]"])
+def test_what_is_no_word_is_told_with_the_words(path: str, written: str) -> None:
+    (told,) = refused(None, f"{path}={written}")
+    assert "is not a choice; one of " in told
+
+
 def test_errors_of_sets_stand_beside_those_of_the_file(tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text("sed = 1\n")
@@ -140,7 +174,6 @@ def test_a_newer_schema_has_its_line(tmp_path: Path) -> None:
         *(f"{path}=1.5" for path in ranges.FRACTIONS),
         *(f"{path}=1.0" for path in ranges.BELOW_ONE),
         *(f"{path}=nan" for path in (*ranges.ABOVE_ZERO, *ranges.FRACTIONS)),
-        *(f"{path}=odd" for path in ranges.CHOICES),
         "peer_timeout_seconds=0.5",
         "peer_timeout_seconds=1e308",
         f"synchronize.every={10**30}",

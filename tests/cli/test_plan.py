@@ -134,6 +134,18 @@ def test_what_train_would_refuse_is_warned_of_and_the_plan_is_made(
     assert "the tokenizer has 200,000 tokens and the model reads 128,256" in capsys.readouterr().err
 
 
+def test_what_does_nothing_in_a_job_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text("[synchronize]\nevery = 10\n")
+    words = ["plan", "--model", "tiny", "--cluster", "local:2", "--set", "constraints.fix.pipeline=1"]
+    assert main([*words, "--job", str(job), "--set", "checkpoint.keep_every_steps=7"]) == 0
+    warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert [line.split(": ")[1] for line in warned] == [
+        f"{job}:2 synchronize.every",
+        "--set checkpoint.keep_every_steps",
+    ]
+
+
 def test_fewer_tokens_than_one_step_reads_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model", "tiny", "--cluster", "8xH100", "--set", "total_tokens=1Mi"]) == 2
     assert "total_tokens: 1,048,576 is less than the 4,194,304 tokens of one step" in capsys.readouterr().err

@@ -84,6 +84,12 @@ def test_json_is_one_document(plan: Path, capsys: pytest.CaptureFixture[str]) ->
     assert document["run_dir"].startswith("runs/tiny-")
 
 
+@pytest.mark.usefixtures("asked")
+def test_what_does_nothing_in_the_job_of_a_plan_is_warned_of(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(plan), "--set", "job.spike.window=64"]) == ExitCode.SAVED
+    assert "warning: --set spike.window: does nothing (spike.policy is ignore)" in capsys.readouterr().err
+
+
 def test_resume_needs_no_plan(plan: Path, asked: list[dict[str, object]], tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

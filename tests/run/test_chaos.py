@@ -227,6 +227,28 @@ def test_what_is_wrong_is_told_before_anything_is_done(tmp_path: Path, capsys: p
     assert not (tmp_path / "run" / "chaos").exists()
 
 
+def test_fields_that_are_set_are_those_of_the_run_and_of_its_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, launched = design(tmp_path, steps=4), list[list[str]]()
+    plan = tmp_path / "plan.json"
+    plan.write_text(made.to_json())
+    run = ["chaos", str(plan), "--run", str(tmp_path / "run"), "--no-reference", "--set"]
+    assert main([*run, "job.sed=1", "--kill", "@step=2"]) == ExitCode.USAGE
+    assert "--set job.sed: unknown key; did you mean 'seed'?" in capsys.readouterr().err
+    shorter = f"job.total_tokens={made.job.total_tokens // 2}"
+    assert main([*run, shorter, "--kill", "@step=3"]) == ExitCode.USAGE
+    assert "the run has 2 steps and ends before step 3" in capsys.readouterr().err
+
+    def begin(supervisor: Supervisor) -> None:
+        launched.extend(supervisor.command(goes_on) for goes_on in (False, True))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(Supervisor, "run", begin)
+    assert main([*run, shorter, "--kill", "@step=1"]) == ExitCode.USAGE
+    assert [words[-2:] for words in launched] == [["--set", shorter]] * 2
+
+
 def test_a_process_that_has_another_rank_by_now_is_not_struck_as_the_one_before(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()", str(tmp_path)], stdin=subprocess.PIPE) as process:
         watch = Watch(tmp_path, ranks=3)

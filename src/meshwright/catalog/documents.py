@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,9 +71,9 @@ def read(path: str | Path) -> Document:
             values = json.loads(text, parse_float=as_written, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         what = "the file is empty" if not text.strip() else f"not JSON: {error.msg} at column {error.colno}"
-        raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}")) from None
+        raise ConfigError(Problem(what=what, where=f"{name}:{error.lineno}", fix=_other_form(name, text))) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(Problem(what=f"not TOML: {error}", where=name)) from None
+        raise ConfigError(Problem(what=f"not TOML: {error}", where=name, fix=_other_form(name, text))) from None
     except Twice as error:
         fix = "leave one of them out"
         raise ConfigError(Problem(what=str(error), where=name, fix=fix)) from None
@@ -90,6 +91,17 @@ def read(path: str | Path) -> Document:
         got = {"int": "a number", "NoneType": "null"}.get(type(values).__name__, f"a {type(values).__name__}")
         raise ConfigError(Problem(what=f"expected a table of keys, got {got}", where=name))
     return Document(name=name, text=text, values=values)
+
+
+def _other_form(name: str, text: str) -> str:
+    """What to do about a file that is not of the form that its ending says."""
+    is_toml = name.lower().endswith(".toml")
+    form, ending, read_as = ("JSON", "json", json.loads) if is_toml else ("TOML", "toml", tomllib.loads)
+    with suppress(ValueError, RecursionError):
+        if text.strip() and not _LONG_KEY.search(text):
+            read_as(text)
+            return f"it is {form}: give it a name that ends in .{ending}"
+    return "" if name.lower().endswith((".toml", ".json")) else "TOML is read from files that end in .toml alone"
 
 
 def decode(

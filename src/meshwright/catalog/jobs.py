@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.catalog import documents
+from meshwright.catalog.idle import idle
 from meshwright.catalog.overrides import set_path
 from meshwright.catalog.ranges import checked_design, checked_job, number_problems
 from meshwright.spec.cluster import Precision
@@ -105,6 +106,14 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
         if value != getattr(OptimizerSpec(), name) and value is not None
     }
     return Origins(asked=asked, defaults={name: text for name, text in words.items() if name not in said})
+
+
+def job_remarks(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = ()) -> tuple[Problem, ...]:
+    """What `job`, loaded from `path` and `sets` or held by a design, says that does nothing, each where it is said."""
+    document = documents.EMPTY if path is None else documents.read(path)
+    paths = tuple(set_path(entry, section="job") for entry in sets)
+    found = [(problem, documents.place_of(problem.where, document, sets=paths)) for problem in idle(job)]
+    return tuple(replace(each, where=f"job.{place}" if place == each.where else place) for each, place in found)
 
 
 def load_design(path: str | Path, *, sets: Sequence[str] = ()) -> Design:

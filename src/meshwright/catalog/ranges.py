@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields, replace
-from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.figures import brief, numbers
@@ -13,7 +12,7 @@ from meshwright.catalog.low_rank import low_rank_problems
 from meshwright.catalog.migrations import NEWEST
 from meshwright.catalog.model_ranges import model_problems
 from meshwright.catalog.shorthand import checked
-from meshwright.spec.codec import nearest
+from meshwright.spec.compression import compression_problems
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Interval, JobSpec, NonFinite, Spike, Unlike
 from meshwright.spec.plan import Design
@@ -49,6 +48,8 @@ AT_LEAST_ZERO = (
     "checkpoint.every_steps",
     "checkpoint.keep_every_steps",
     "synchronize.every",
+    "synchronize.quorum",
+    "synchronize.grace_seconds",
     "evaluation.every_steps",
     "elastic.min_ranks",
     "elastic.replacements",
@@ -61,8 +62,13 @@ FRACTIONS = (
     "learning_rate.decay_fraction",
     "learning_rate.final_fraction",
 )
-BELOW_ONE = ("optimizer.beta1", "optimizer.beta2", "optimizer.momentum", "data.validation_fraction")
-CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType({"constraints.devices": ("all", "any")})
+BELOW_ONE = (
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.momentum",
+    "data.validation_fraction",
+    "synchronize.most_left_out",
+)
 
 
 def checked_job(job: JobSpec) -> JobSpec:
@@ -103,6 +109,8 @@ def number_problems(job: JobSpec) -> Iterator[Problem]:
         if MOST_SEEDS <= number < math.inf and path not in ("seed", "peer_timeout_seconds"):
             yield Problem(what=f"{brief(number)} is more than any job has", where=path)
     yield from _group_problems(job)
+    for index, compression in enumerate(job.synchronize.compressions):
+        yield from compression_problems(compression, where=f"synchronize.compressions[{index}]")
     if not 0 <= job.skip.share <= MOST_SKIPPED + ROUNDED:
         why = "models that leave out more were not shown to learn as well (2502.19913)"
         what = f"{job.skip.share} is not from 0 to a third"
@@ -116,9 +124,6 @@ def number_problems(job: JobSpec) -> Iterator[Problem]:
     if job.spike.window < 4:
         what = f"{job.spike.window} steps are too few to tell a leap from"
         yield Problem(what=what, where="spike.window", fix="choose 4 or more")
-    for path, known in CHOICES.items():
-        if _at(job, path) not in known:
-            yield Problem(what=f"{_at(job, path)!r} is not a choice", where=path, fix=nearest("", known))
     for index, source in enumerate(job.data.sources):
         if not _above_zero(source.weight):
             where = f"data.sources[{index}].weight"

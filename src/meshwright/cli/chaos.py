@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +22,7 @@ _WHEN = "Repeatable."
 def chaos(
     plan: Annotated[Path, typer.Argument(help="A design from `meshwright plan --out`, or a run to go on with.")],
     run: Annotated[Path | None, typer.Option("--run", "-r", help="The run directory; a run's own without.")] = None,
+    sets: Annotated[Many, typer.Option("--set", "-s", help=f"Set one field: job.seed=1. {_WHEN}")] = None,
     kill: Annotated[Many, typer.Option("--kill", help=f"rank=2@step=40, or rank=all@save. {_WHEN}")] = None,
     hang: Annotated[Many, typer.Option("--hang", help=f"rank=1,seconds=5@step=40. {_WHEN}")] = None,
     slow: Annotated[Many, typer.Option("--slow", help=f"rank=1,factor=1.5,steps=20@step=40. {_WHEN}")] = None,
@@ -61,11 +62,12 @@ def chaos(
         _refuse_faults(said, faults)
         _refuse_training({"--run": run, "--every": every, "--against": against, "--reference": reference})
         _show_fleet(
-            _foresee(plan, drawn, devices=devices, days=days, spares=spares, hours=repair_hours), as_json=as_json
+            _foresee(plan, drawn, sets=sets or (), devices=devices, days=days, spares=spares, hours=repair_hours),
+            as_json=as_json,
         )
         return int(ExitCode.OK)
     _refuse_fleet({"--devices": devices, "--days": days, "--spares": spares, "--repair-hours": repair_hours})
-    found = _train(plan, run, said, drawn, against=against, reference=reference is not False)
+    found = _train(plan, run, said, drawn, sets=sets or (), against=against, reference=reference is not False)
     _show(found, as_json=as_json)
     return int(ExitCode.OK if found.is_sound else ExitCode.NO_PLAN)
 
@@ -86,6 +88,7 @@ def _train(
     said: Mapping[FaultKind, Many],
     drawn: _Drawn,
     *,
+    sets: Sequence[str],
     against: Path | None,
     reference: bool,
 ) -> Chaos:
@@ -98,7 +101,7 @@ def _train(
 
     if against is not None and not reference:
         raise ConfigError(Problem(what="a run to compare with, and none", where="--against", fix="leave one out"))
-    design = catalog.load_design(plan)
+    design = catalog.load_design(plan, sets=sets)
     faults = _faults(design, said, drawn)
     folder = run or (plan if plan.is_dir() else default_run_dir(design))
     if not faults and (folder != plan or read_chaos(folder) is None):
@@ -106,7 +109,8 @@ def _train(
     if not design.job.checkpoint.on_the_way:
         note("nothing is saved on the way: every start begins at step 0; job.checkpoint.every_steps says how often")
     beside = against or folder.with_name(f"{folder.name}-undisturbed")
-    return train_under_faults(plan, run_dir=folder, faults=faults, against=beside if reference else None, say=note)
+    against = beside if reference else None
+    return train_under_faults(plan, run_dir=folder, faults=faults, against=against, sets=sets, say=note)
 
 
 def _faults(design: Design, said: Mapping[FaultKind, Many], drawn: _Drawn) -> tuple[Fault, ...]:
@@ -177,14 +181,21 @@ def _refuse(said: Mapping[str, object], *, what: str, fix: str) -> None:
 
 
 def _foresee(
-    plan: Path, drawn: _Drawn, *, devices: int | None, days: float | None, spares: int | None, hours: float | None
+    plan: Path,
+    drawn: _Drawn,
+    *,
+    sets: Sequence[str],
+    devices: int | None,
+    days: float | None,
+    spares: int | None,
+    hours: float | None,
 ) -> Foreseen:
     from meshwright import catalog
     from meshwright.catalog.failure_mix import load_mix
     from meshwright.cost.foresee import LLAMA3_DAYS, REPAIR_HOURS, foresee
 
     return foresee(
-        catalog.load_design(plan),
+        catalog.load_design(plan, sets=sets),
         mix=load_mix(drawn.mix),
         devices=devices,
         days=LLAMA3_DAYS if days is None else days,

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from textwrap import wrap
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from meshwright.spec.errors import Problem
+    from meshwright.spec.job import JobSpec
 
 PIPE_COLUMNS = 140
 LEAST_COLUMNS = 24  # in fewer a table has no room for its words
@@ -125,10 +126,20 @@ def note(text: str) -> None:
 
 def tell(text: str) -> None:
     """As `note`, of what is wrong: told always, and lost only where standard error has no reader."""
+    from meshwright.spec.errors import printable
+
     if sys.stderr is None:
         return
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def warn_of_idle(job: JobSpec, path: str | None, *, sets: Sequence[str]) -> None:
+    """Warns of what a job, loaded from `path` and `sets`, says that does nothing."""
+    from meshwright.catalog import job_remarks
+
+    for problem in job_remarks(job, path, sets=sets):
+        tell(f"warning: {problem}")
 
 
 def fill_standard_error() -> None:

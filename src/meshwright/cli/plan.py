@@ -99,6 +99,7 @@ def _question(
     """
     from meshwright import catalog, search
     from meshwright.cli import explanations
+    from meshwright.cli.output import warn_of_idle
     from meshwright.run.machine import cache_root
     from meshwright.search.fields import of_cluster, set_cluster
     from meshwright.search.job_rules import check_job
@@ -126,6 +127,7 @@ def _question(
     gathered.tell()
     assert question is not None
     assert asked is not None
+    warn_of_idle(asked, job, sets=of_job)
     _warn(question)
     return question, catalog.job_origins(asked, job, sets=of_job)
 

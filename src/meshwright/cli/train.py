@@ -99,7 +99,7 @@ def _chosen(
     measure: bool,
 ) -> Chosen:
     from meshwright import catalog, search
-    from meshwright.cli.output import note
+    from meshwright.cli.output import note, warn_of_idle
     from meshwright.run.choose import Chosen, choose, with_data, with_length
     from meshwright.search.fields import of_cluster, set_cluster
     from meshwright.spec.errors import ConfigError, Gathering, Problem
@@ -114,6 +114,7 @@ def _chosen(
             fix = "--run names the directory of the run that is to go on; leave out --resume to begin one"
             raise ConfigError(Problem(what="no such run", where=str(given), fix=fix))
         design = catalog.load_design(given, sets=sets or ())
+        warn_of_idle(design.job, None, sets=sets or ())
         return Chosen(design=design, decision=search.read_decision(given, plan=design.plan))
     if model is None:
         fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
@@ -130,6 +131,7 @@ def _chosen(
     gathered.tell()
     assert loaded is not None
     asked = with_length(with_data(loaded, data or ()), steps=steps)
+    warn_of_idle(asked, str(job) if job else None, sets=job_sets)
     return choose(model, cluster=cluster, job=asked, measure=measure, say=note, cluster_sets=machine_sets)
 
 

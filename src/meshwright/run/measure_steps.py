@@ -11,7 +11,7 @@ from meshwright.run.measure_device import tiny_model
 from meshwright.run.measure_network import PEER_TIMEOUT
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.exchange import Exchange, ExchangeKind
-from meshwright.spec.job import Constraints, JobSpec
+from meshwright.spec.job import Constraints, Devices, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import (
     Axis,
@@ -129,7 +129,7 @@ def _design(
         batch_tokens=plan.batch_tokens,
         total_tokens=10**6,
         precision=precision,
-        constraints=Constraints(devices="any"),
+        constraints=Constraints(devices=Devices.ANY),
     )
     return Design(model=model, cluster=cluster, job=job, plan=plan)
 

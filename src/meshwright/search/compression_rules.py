@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.search.rules import Rule, Scope
 from meshwright.spec.cluster import Precision
-from meshwright.spec.compression import MOST_PLACES, AcpSgd, Compression, DeMo, PowerSgd, TopK
+from meshwright.spec.compression import compression_problems
 from meshwright.spec.errors import Problem
 from meshwright.spec.optimizer import Master
 from meshwright.spec.plan import Design, Offload, Sharding, TensorGrid
@@ -14,37 +14,10 @@ SOUND = "compression-is-sound"
 _WHOLE = (Precision.FP32, Precision.FP64)
 
 
-def compression_problem(compression: Compression, *, where: str) -> Problem | None:
-    """What of it is out of range."""
-    if compression.start_step < 0:
-        what = f"{compression.start_step} is no step"
-        return Problem(where=f"{where}.start_step", what=what, fix="choose 0 or more")
-    if isinstance(compression, PowerSgd | AcpSgd) and compression.rank < 1:
-        what = f"factors of {compression.rank} columns"
-        return Problem(where=f"{where}.rank", what=what, fix="choose 1 or more")
-    if isinstance(compression, TopK) and not 0.0 < compression.share <= 1.0:
-        what = f"a share of {compression.share} of a gradient"
-        return Problem(where=f"{where}.share", what=what, fix="choose above 0, to 1")
-    return _demo_problem(compression, where=where) if isinstance(compression, DeMo) else None
-
-
-def _demo_problem(compression: DeMo, *, where: str) -> Problem | None:
-    if not 2 <= compression.chunk <= MOST_PLACES:
-        what = f"chunks of {compression.chunk} elements"
-        return Problem(where=f"{where}.chunk", what=what, fix=f"choose 2 to {MOST_PLACES}: places are a byte each")
-    if not 1 <= compression.largest <= compression.chunk:
-        what = f"{compression.largest} of the {compression.chunk} coefficients of a chunk"
-        return Problem(where=f"{where}.largest", what=what, fix=f"choose 1 to {compression.chunk}")
-    if not 0.0 < compression.decay <= 1.0:
-        what = f"a decay of {compression.decay}"
-        return Problem(where=f"{where}.decay", what=what, fix="choose above 0, to 1, which keeps all")
-    return None
-
-
 def compression_is_sound(design: Design) -> Problem | None:
     """Numbers of a compression are in their ranges."""
     compression = design.plan.gradients.compression
-    return None if compression is None else compression_problem(compression, where=_WHERE)
+    return None if compression is None else next(compression_problems(compression, where=_WHERE), None)
 
 
 def compression_has_peers(design: Design) -> Problem | None:

@@ -11,7 +11,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
-from meshwright.spec.job import SHORT_NAMES, Constraints
+from meshwright.spec.job import SHORT_NAMES, Constraints, Devices, Order
 from meshwright.spec.plan import Design, Offload, Plan, Recompute, ScheduleKind, Sharding
 from meshwright.spec.synchronize import MEETINGS, SyncKind
 
@@ -52,7 +52,7 @@ UNUSED: Mapping[str, Value] = {
     "sync": SyncKind.EVERY_STEP.value,
     "sequence_parallel": "off",
 }
-CHOICES: Mapping[str, tuple[str, ...]] = {"devices": ("all", "any"), "order": ("any", "usual")}
+CHOICES: Mapping[str, tuple[str, ...]] = {"devices": tuple(Devices), "order": tuple(Order)}
 MOST_DIGITS = 6  # of a degree or a count: the product of three stays a 64-bit whole number
 
 

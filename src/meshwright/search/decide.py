@@ -32,7 +32,7 @@ from meshwright.search.trainer import Trainer
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
-from meshwright.spec.job import JobSpec, Objective, Switch
+from meshwright.spec.job import JobSpec, Objective, Order, Switch
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
@@ -202,7 +202,7 @@ def _tried(
     trainable = trainable or (job.compile is Switch.ON and trainer is None)
     top = max(top, RANKED) if job.objective is Objective.MEMORY else top
     if trainer is not None:
-        job = trainer.trained(replace(job, constraints=replace(job.constraints, order="usual")))
+        job = trainer.trained(replace(job, constraints=replace(job.constraints, order=Order.USUAL)))
     asked = partial(_arranged, model, job=job, trainable=trainable, trainer=trainer)
     found: list[Explorer] = []
     fitting: list[_Arranged] = []

@@ -13,7 +13,7 @@ from meshwright.search.fewer_learners import fewer_learners
 from meshwright.search.rules import divisors
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits
-from meshwright.spec.job import Constraints, ElasticSpec, JobSpec
+from meshwright.spec.job import Constraints, Devices, ElasticSpec, JobSpec
 from meshwright.spec.plan import Design
 
 # Of each host that is left, in the order of the plan's devices, its group of the cluster and how many ranks it has.
@@ -162,7 +162,7 @@ def _nearest(job: JobSpec, ranks: int) -> Iterator[JobSpec]:
 
 def _on_all(job: JobSpec) -> JobSpec:
     """The job on every rank that is left, each of which is a member of the epoch, also where fewer would be faster."""
-    return replace(job, constraints=replace(job.constraints, devices="all"))
+    return replace(job, constraints=replace(job.constraints, devices=Devices.ALL))
 
 
 def _without_degrees(constraints: Constraints) -> Constraints:

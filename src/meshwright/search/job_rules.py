@@ -7,7 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from meshwright.cost.stacks import software_of
-from meshwright.search.compression_rules import SOUND, compression_problem
+from meshwright.search.compression_rules import SOUND
 from meshwright.search.constraints import limits
 from meshwright.search.degree_rules import beyond_positions
 from meshwright.search.prefix_rules import PROMPTS, prompt_problem
@@ -16,6 +16,7 @@ from meshwright.search.rules import Rule, Scope
 from meshwright.search.trainer import Trainer
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.codec import nearest
+from meshwright.spec.compression import compression_problems
 from meshwright.spec.errors import ConfigError, Gathering, Problem, name_rule
 from meshwright.spec.job import Automatic, JobSpec
 from meshwright.spec.model import ModelSpec
@@ -45,8 +46,8 @@ def check_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, trainer: 
     if (mixed := software_problem(cluster, job)) is not None:
         problems.append(name_rule(mixed, SOFTWARE))
     for place, compression in enumerate(job.synchronize.compressions):
-        unsound = compression_problem(compression, where=f"job.synchronize.compressions[{place}]")
-        problems += [] if unsound is None else [name_rule(unsound, SOUND)]
+        unsound = compression_problems(compression, where=f"job.synchronize.compressions[{place}]")
+        problems += [name_rule(problem, SOUND) for problem in unsound]
         if compression.kind in [each.kind for each in job.synchronize.compressions[:place]]:
             where, what = f"job.synchronize.compressions[{place}]", f"{compression.kind} is named twice"
             problems.append(Problem(where=where, what=what, why=f"rule {SOUND}", fix="name each kind once"))

@@ -19,7 +19,7 @@ from meshwright.search.rules import Scope, choices
 from meshwright.search.space import Space
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import Problem
-from meshwright.spec.job import Constraints, JobSpec
+from meshwright.spec.job import Constraints, Devices, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.units import counted, format_bytes, format_percent
@@ -97,8 +97,8 @@ def _relaxations(constraints: Constraints) -> Iterable[tuple[str, Constraints]]:
         yield f"job.constraints.forbid[{index}]", replace(constraints, forbid=kept)
     if len(constraints.fix) + len(constraints.forbid) > 1:
         yield "job.constraints fix and forbid", replace(constraints, fix={}, forbid=())
-    if constraints.devices == "all":
-        yield "job.constraints.devices = all", replace(constraints, devices="any")
+    if constraints.devices == Devices.ALL:
+        yield "job.constraints.devices = all", replace(constraints, devices=Devices.ANY)
 
 
 def _some_plans(space: Space, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, unlike: str) -> Iterator[Plan]:

@@ -125,11 +125,10 @@ def _decode(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
             return kind(value)
-        except ValueError:
+        except ValueError as error:
             names = [str(member.value) for member in kind]
-            problems.append(
-                Problem(what=f"{_shown(value)} is not a choice", where=where, fix=nearest(str(value), names))
-            )
+            fix = error.fix if isinstance(error, NotRead) else nearest(str(value), names)
+            problems.append(Problem(what=f"{_shown(value)} is not a choice", where=where, fix=fix))
             return None
     return _decode_scalar(kind, value, where, problems)
 

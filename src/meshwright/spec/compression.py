@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from meshwright.spec.errors import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,33 @@ class OneBit:
 Compression = PowerSgd | AcpSgd | TopK | DeMo | OneBit
 COMPRESSIONS: tuple[type[Compression], ...] = (PowerSgd, AcpSgd, TopK, DeMo, OneBit)
 MOST_PLACES = 256  # of a chunk, whose places travel as a byte each
+
+
+def compression_problems(compression: Compression, *, where: str) -> Iterator[Problem]:
+    """Every number of it that is out of its range."""
+    if compression.start_step < 0:
+        what = f"{compression.start_step} is no step"
+        yield Problem(where=f"{where}.start_step", what=what, fix="choose 0 or more")
+    if isinstance(compression, PowerSgd | AcpSgd) and compression.rank < 1:
+        what = f"factors of {compression.rank} columns"
+        yield Problem(where=f"{where}.rank", what=what, fix="choose 1 or more")
+    if isinstance(compression, TopK) and not 0.0 < compression.share <= 1.0:
+        what = f"a share of {compression.share} of a gradient"
+        yield Problem(where=f"{where}.share", what=what, fix="choose above 0, to 1")
+    if isinstance(compression, DeMo):
+        yield from _demo_problems(compression, where=where)
+
+
+def _demo_problems(compression: DeMo, *, where: str) -> Iterator[Problem]:
+    if not 2 <= compression.chunk <= MOST_PLACES:
+        what = f"chunks of {compression.chunk} elements"
+        yield Problem(where=f"{where}.chunk", what=what, fix=f"choose 2 to {MOST_PLACES}: places are a byte each")
+    elif not 1 <= compression.largest <= compression.chunk:
+        what = f"{compression.largest} of the {compression.chunk} coefficients of a chunk"
+        yield Problem(where=f"{where}.largest", what=what, fix=f"choose 1 to {compression.chunk}")
+    if not 0.0 < compression.decay <= 1.0:
+        what = f"a decay of {compression.decay}"
+        yield Problem(where=f"{where}.decay", what=what, fix="choose above 0, to 1, which keeps all")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -11,6 +12,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says of a disk or a person's share that is full
+
+
+LONGEST_WORD = 1000  # characters of a word that a message shows
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal shows it and obeys nothing of it: control characters are spelt out, but for ends of lines
+    and tabs, and words of more than LONGEST_WORD characters are cut."""
+    cut = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:LONGEST_WORD]}...", text)
+    shown = (each if each.isprintable() or each in "\n\t" else _spelt(each) for each in cut)
+    return "".join(shown)
+
+
+def _spelt(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
 
 
 class ExitCode(IntEnum):
@@ -40,7 +56,8 @@ class Problem:
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
-        return "".join((head, f" ({self.why})" if self.why else "", f"; {self.fix}" if self.fix else ""))
+        why, fix = f" ({self.why})" if self.why else "", f"; {self.fix}" if self.fix else ""
+        return printable(f"{head}{why}{fix}")
 
 
 def name_rule(problem: Problem, name: str) -> Problem:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NoReturn
 
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
@@ -13,6 +14,7 @@ from meshwright.spec.low_rank import Cuttlefish, Dense, LowRank, Pufferfish
 from meshwright.spec.optimizer import Master, Optimizer, OptimizerSpec
 from meshwright.spec.skip import SkipSpec
 from meshwright.spec.synchronize import SynchronizeSpec
+from meshwright.spec.units import NotRead
 
 
 class Objective(StrEnum):
@@ -215,6 +217,27 @@ class VerifySpec:
     policy: Unlike = Unlike.STOP
 
 
+class Devices(StrEnum):
+    """Whether a plan uses `all` devices or `any` number of them."""
+
+    ALL = "all"
+    ANY = "any"
+
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        """Raises NotRead: numbers are asked for elsewhere."""
+        raise NotRead(
+            f"{value!r} is not a choice", "one of all, any; constraints.fix.devices asks for a number of them"
+        )
+
+
+class Order(StrEnum):
+    """In which order mesh axes and unlike machines may lie."""
+
+    ANY = "any"
+    USUAL = "usual"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraints:
     """What the user fixes (`fix.tensor = 8`) and forbids (`forbid = ["pipeline", "recompute=full"]`).
@@ -228,8 +251,8 @@ class Constraints:
 
     fix: Mapping[str, int | str] = field(default_factory=dict)
     forbid: tuple[str, ...] = ()
-    devices: str = "all"
-    order: str = "any"
+    devices: Devices = Devices.ALL
+    order: Order = Order.ANY
 
     def __post_init__(self) -> None:
         columns = [full_name(name) for name in self.fix]

@@ -30,8 +30,11 @@ from meshwright.train.observe.timekeeper import goodput_of
 Say = Callable[[str], None]
 
 
-def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path | None, say: Say) -> Chaos:
-    """The design at `plan`, or the run that is there, is trained in `run_dir` to its end under `faults`.
+def chaos(
+    plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path | None, say: Say, sets: Sequence[str] = ()
+) -> Chaos:
+    """The design at `plan`, or the run that is there, with `sets` in force, is trained in `run_dir` to its end under
+    `faults`.
 
     It is started again whenever it ends as a person would start it again. `against` is a run of the same design that
     nothing is done to, trained after it unless it is there; None compares with nothing. What is found is in
@@ -52,11 +55,11 @@ def chaos(plan: Path, *, run_dir: Path, faults: Sequence[Fault], against: Path |
         fix = "without a fault it goes on with what was asked for then"
         raise ConfigError(Problem(what="chaos was done to this run before", where=str(folder), fix=fix))
     _check_moments(folder, faults)
-    design = catalog.load_design(given)
+    design = catalog.load_design(given, sets=sets)
     if problems := job_problems(design.job, model_vocab=design.model.vocab):
         raise ConfigError(problems)
     with interrupted_by_signals():
-        trial = _tried(given, folder, faults, earlier, design=design, say=say)
+        trial = _tried(given, folder, faults, earlier, design=design, sets=sets, say=say)
         found = _found(folder, trial, plan=design.plan.digest(), curve=earlier.curve if earlier else None, say=say)
         if against is not None and not trial.gave_up:
             write_chaos(folder, replace(found, interrupted=True))
@@ -80,7 +83,14 @@ def _check_moments(run_dir: Path, faults: Sequence[Fault]) -> None:
 
 
 def _tried(
-    plan: Path, folder: Path, faults: Sequence[Fault], earlier: Chaos | None, *, design: Design, say: Say
+    plan: Path,
+    folder: Path,
+    faults: Sequence[Fault],
+    earlier: Chaos | None,
+    *,
+    design: Design,
+    sets: Sequence[str],
+    say: Say,
 ) -> Trial:
     """What became of the run, which is in its `chaos.json` however this ends."""
     asked = faults if earlier is None else earlier.missed
@@ -91,7 +101,7 @@ def _tried(
             stack.callback(network.end)
         supervisor = Supervisor(
             folder,
-            lambda goes_on: _command(plan, folder, goes_on=goes_on),
+            lambda goes_on: _command(plan, folder, goes_on=goes_on, sets=sets),
             asked,
             design.plan.world_size,
             folder / "chaos",
@@ -107,9 +117,10 @@ def _tried(
                 write_chaos(folder, _unread(folder, supervisor.so_far(), plan=design.plan.digest(), curve=curve))
 
 
-def _command(plan: Path, run_dir: Path, *, goes_on: bool) -> list[str]:
+def _command(plan: Path, run_dir: Path, *, goes_on: bool, sets: Sequence[str] = ()) -> list[str]:
     given = ["--resume"] if goes_on else [str(plan)]
-    return [sys.executable, "-m", "meshwright", "train", *given, "--run", str(run_dir)]
+    words = [word for entry in sets for word in ("--set", entry)]
+    return [sys.executable, "-m", "meshwright", "train", *given, "--run", str(run_dir), *words]
 
 
 def _undisturbed(run_dir: Path, against: Path, *, say: Say) -> Path:
