@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from meshwright.cost import predict
 from meshwright.replay import published
 from meshwright.replay.express import express
 from meshwright.replay.runs import Run
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import Switch
 from meshwright.spec.optimizer import Master, Moments, OptimizerSpec
+from meshwright.spec.report import MemoryPart
 from tests.replay.test_validate import row
 
 HOPPER = {"gpu": "H100-80GB-SXM", "framework": "Megatron-Core", "flash": "yes", "precision": "bf16"}
@@ -52,11 +56,11 @@ def test_stacks_before_cudnn_attended_with_flash_attention_2(framework: str) -> 
 @pytest.mark.parametrize(
     ("cells", "software"),
     [
-        ({"framework": "HF Trainer", "extra": "Liger kernels"}, "torch-liger"),
-        ({"framework": "HF Trainer", "extra": "fused linear cross entropy"}, "torch-linear-loss"),
-        ({"framework": "HF Trainer", "extra": "chunked cross-entropy"}, "torch-chunked"),
-        ({"framework": "HF Trainer", "notes": "fused cross-entropy"}, "torch-loss-kernel"),
-        ({"framework": "HF Trainer", "extra": "no Liger"}, "torch"),
+        ({"framework": "HF Trainer", "extra": "Liger kernels"}, "torch-plain-liger"),
+        ({"framework": "HF Trainer", "extra": "fused linear cross entropy"}, "torch-plain-linear-loss"),
+        ({"framework": "HF Trainer", "extra": "chunked cross-entropy"}, "torch-plain-chunked"),
+        ({"framework": "HF Trainer", "notes": "fused cross-entropy"}, "torch-plain-loss-kernel"),
+        ({"framework": "HF Trainer", "extra": "no Liger"}, "torch-plain"),
         ({"framework": "torchtune", "extra": "chunked CE", "compile": "yes"}, "torch-2024-fused-loss-narrow-step"),
         ({"framework": "Primus", "gpu": "MI300X", "extra": "fused linear cross entropy"}, "primus-linear-loss"),
         ({"framework": "Primus", "gpu": "MI300X", "extra": "fused cross-entropy"}, "primus"),
@@ -66,6 +70,16 @@ def test_stacks_before_cudnn_attended_with_flash_attention_2(framework: str) -> 
 )
 def test_a_loss_that_is_named_is_what_works_it_out(cells: dict[str, str], software: str) -> None:
     assert software_of(row(**{**ALONE, **cells})) == software
+
+
+def test_the_loss_of_plain_pytorch_holds_wide_logits_that_this_runtime_does_not() -> None:
+    entry = express(row(**{**ALONE, "framework": "HF Trainer"})).design
+    held, step = {}, {}
+    for name in ("torch", "torch-plain"):
+        report = predict(replace(entry, job=replace(entry.job, software=name)))
+        held[name], step[name] = report.memory[0].parts[MemoryPart.LOGITS], report.step_seconds
+    assert held["torch-plain"] > 1.5 * held["torch"]
+    assert step["torch-plain"] > step["torch"]
 
 
 @pytest.mark.parametrize(

@@ -105,11 +105,11 @@ def test_words_of_a_plan_in_their_spellings(changes: dict[str, str], found: obje
 @pytest.mark.parametrize(
     ("changes", "software"),
     [
-        ({"framework": "HF Trainer", "flash": "yes"}, "torch"),
+        ({"framework": "HF Trainer", "flash": "yes"}, "torch-plain"),
         ({"framework": "DeepSpeed", "flash": "no"}, "torch-2021"),
         ({"framework": "HF Trainer, DeepSpeed", "flash": "yes"}, "deepspeed"),
         ({"framework": "PyTorch FSDP", "flash": "", "gpu": "V100-32GB"}, "torch-2021"),
-        ({"framework": "PyTorch FSDP", "flash": "", "gpu": "A100"}, "torch"),
+        ({"framework": "PyTorch FSDP", "flash": "", "gpu": "A100"}, "torch-plain"),
         ({"framework": "metaseq", "flash": ""}, "megatron-2021"),
         ({"framework": "NeMo-Megatron 22.08", "flash": ""}, "megatron-2022"),
         ({"framework": "NeMo 24.09", "flash": ""}, "nemo"),
@@ -120,7 +120,7 @@ def test_words_of_a_plan_in_their_spellings(changes: dict[str, str], found: obje
         ({"framework": "MaxText", "flash": "", "gpu": "TPU-v5p", "precision": "bf16"}, "xla"),
         ({"framework": "MaxText", "flash": "", "gpu": "H100-80GB-SXM", "precision": "bf16"}, "xla-gpu"),
         ({"framework": "T5X", "flash": "", "gpu": "TPU-v4", "precision": "bf16"}, "xla-2022"),
-        ({"framework": "Alpa", "flash": "", "gpu": "V100"}, "xla-2022"),
+        ({"framework": "Alpa", "flash": "", "gpu": "V100"}, "xla-gpu-2023-unfused"),
         ({"framework": "LLM Foundry", "flash": "yes"}, "torch-2023"),
         ({"framework": "Nanotron", "flash": "yes"}, "nanotron"),
         ({"framework": "Primus", "gpu": "MI300X", "precision": "bf16", "flash": ""}, "primus"),
@@ -137,7 +137,7 @@ def test_a_stack_that_nobody_modelled_is_told() -> None:
     assert parallel.design.job.software == "megatron-2021"
     assert any(told.startswith("Sums by Hand taken to work as Megatron-LM") for told in parallel.assumed)
     alone = express(row(framework="Sums by Hand", tp="1", pp="1", dp="16", flash="yes"))
-    assert alone.design.job.software == "torch"
+    assert alone.design.job.software == "torch-plain"
     assert any("plain PyTorch" in told for told in alone.assumed)
 
 

@@ -298,7 +298,7 @@ class Stack:
         """PyTorch itself, with fused attention or as before there was one; DeepSpeed's has an optimizer of its own."""
         if not self._fuses(unless=False):
             return "torch-2021"
-        return "deepspeed" if self.has(("deepspeed",)) else "torch"
+        return "deepspeed" if self.has(("deepspeed",)) else "torch-plain"
 
     def _xla_2022(self) -> str:
         """XLA before it had fused attention; TensorFlow on other devices than TPUs, where it need not be compiled."""
