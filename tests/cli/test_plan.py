@@ -86,6 +86,22 @@ def test_plan_prints_one_document_that_is_the_decision(capsys: pytest.CaptureFix
     assert decision.report.plan == decision.design.plan.digest()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_name_from_a_file_moves_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    file = tmp_path / "model.toml"
+    short = "layers = 1\nwidth = 64\nheads = 4\nhidden = 128\nvocab = 256\n"
+    file.write_text(f'kind = "llama"\nname = "\\u001b]0;mine\\u0007"\n{short}')
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    sets = ("--set", "sequence_length=64", "--set", "batch_tokens=256", "--set", "total_tokens=1024")
+    assert main(["plan", "--model", str(file), "--cluster", "1xA100", *sets]) == 0
+    text = capsys.readouterr().out
+    assert "\\x1b]0;mine" in text
+    assert "\x1b]" not in text
+    assert "\x07" not in text
+
+
 @pytest.mark.parametrize("columns", [80, 140])
 def test_no_line_is_wider_than_the_terminal(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

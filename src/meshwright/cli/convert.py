@@ -33,7 +33,7 @@ def convert(
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON document.")] = False,
 ) -> None:
     """Convert weights between Hugging Face folders and runs, one tensor in memory at a time."""
-    from meshwright.cli.output import note, print_json
+    from meshwright.cli.output import note, print_json, print_plain
     from meshwright.run import convert as work
     from meshwright.run.train import progress_lines
     from meshwright.spec.errors import ConfigError, Problem
@@ -60,4 +60,4 @@ def convert(
         print_json(found)
     else:
         for line in found.lines():
-            print(line)
+            print_plain(line)

@@ -34,17 +34,24 @@ def print_json(document: Any) -> None:
     print(json.dumps(encode(document), indent=1))
 
 
+def print_plain(line: str) -> None:
+    """A line on standard output, whose control characters are spelt out."""
+    from meshwright.spec.errors import spelt_out
+
+    print(spelt_out(line))
+
+
 def console() -> Console:
     """A console on standard output: colours on a terminal alone, and never with --no-color or NO_COLOR.
 
     Where there is no terminal, lines are as wide as COLUMNS says, else 140; nowhere are they narrower than 24 columns.
     """
-    from rich.console import Console
+    from meshwright.cli.spelt import SpeltConsole
 
     width = max(LEAST_COLUMNS, shutil.get_terminal_size(fallback=(PIPE_COLUMNS, 24)).columns)
     if not sys.stdout.isatty():
-        return Console(highlight=False, width=width, color_system=None)
-    found = Console(highlight=False, no_color=manner().no_color or None)
+        return SpeltConsole(highlight=False, width=width, color_system=None)
+    found = SpeltConsole(highlight=False, no_color=manner().no_color or None)
     found.width = max(found.width, LEAST_COLUMNS)
     return found
 
@@ -53,7 +60,9 @@ def print_wrapped(lines: Iterable[str]) -> None:
     """Lines on standard output, wrapped at words; those of tables, whose columns two spaces divide, as they are."""
     width = console().width
     for line in lines:
-        print(line if "  " in line else "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False)))
+        print_plain(
+            line if "  " in line else "\n".join(wrap(line, width, break_long_words=False, break_on_hyphens=False))
+        )
 
 
 @contextmanager

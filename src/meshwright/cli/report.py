@@ -18,7 +18,7 @@ def report(
 ) -> None:
     """Write one HTML page that needs no network: loss, throughput, timeline, memory, the step and the plans."""
     from meshwright import report as room
-    from meshwright.cli.output import print_json
+    from meshwright.cli.output import print_json, print_plain
 
     first = runs[0]
     page = room.write_page(runs, out or (first / "report.html" if first.is_dir() else first.with_suffix(".html")))
@@ -32,10 +32,10 @@ def report(
     print(f"page   {page} ({page.stat().st_size / 1000:.0f} kB)")
     for run, goodput in zip(runs, times, strict=True):
         for line in room.goodput_lines(goodput) if goodput else ():
-            print(line if len(runs) == 1 else f"{run}: {line.strip()}")
+            print_plain(line if len(runs) == 1 else f"{run}: {line.strip()}")
     for run, each in zip(runs, troubles, strict=True):
         for incident in each:
             line = room.incident_lines(incident)[0]
-            print(line if len(runs) == 1 else f"{run}: {line}")
+            print_plain(line if len(runs) == 1 else f"{run}: {line}")
     for path in traces:
         print(f"trace  {path} (open it in ui.perfetto.dev)")

@@ -21,8 +21,14 @@ def printable(text: str) -> str:
     """`text` as a terminal shows it and obeys nothing of it: control characters are spelt out, but for ends of lines
     and tabs, and words of more than LONGEST_WORD characters are cut."""
     cut = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:LONGEST_WORD]}...", text)
-    shown = (each if each.isprintable() or each in "\n\t" else _spelt(each) for each in cut)
-    return "".join(shown)
+    return spelt_out(cut)
+
+
+def spelt_out(text: str) -> str:
+    """`text` whose control characters are written as escapes, but for ends of lines and tabs."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in "\n\t" else _spelt(each) for each in text)
 
 
 def _spelt(character: str) -> str:
