@@ -76,6 +76,7 @@ SHORT = ("total_tokens=100M", "batch_tokens=1M")  # a hundred steps
         (("spike.most_in_a_row=3", "spike.policy=stop"), "spike.policy=skip", "the first one stops the run"),
         (("elastic.copies_every=3",), "elastic.min_ranks=1", "the loss of a rank ends the run"),
         (("elastic.replacements=3",), "elastic.min_ranks=1", "the loss of a rank ends the run"),
+        (("elastic.backend=torchft",), "elastic.min_ranks=1", "the loss of a rank ends the run"),
         (
             ("elastic.copies_every=3", "elastic.min_ranks=1", "elastic.backend=torchft"),
             "elastic.backend=own",
@@ -108,6 +109,8 @@ def test_nothing_is_told_of_defaults_and_of_saves_that_all_stay() -> None:
     assert told("checkpoint.keep_every_steps=10", "checkpoint.every_steps=100") == []
     assert told("checkpoint.keep_every_steps=300", "checkpoint.every_steps=100") == []
     assert told("checkpoint.keep_every_steps=300", "checkpoint.interval=goodput") == []
+    assert told("learning_rate.warmup_steps=10", "learning_rate.warmup_fraction=0") == []
+    assert told("learning_rate.decay=constant", "learning_rate.final_fraction=1") == []
 
 
 def test_what_does_nothing_is_told_where_it_is_said(tmp_path: Path) -> None:

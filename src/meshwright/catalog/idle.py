@@ -25,6 +25,8 @@ def _rounds(job: JobSpec) -> Iterator[Problem]:
     words = [kind.value for kind in asked.kinds] if fixed is None else [str(fixed)]
     if not any(kind.has_learners and kind.value in words for kind in SyncKind):
         why, fix = "learners meet so, and the job allows none", 'allow them with synchronize.kinds = ["diloco"]'
+        if any(kind.has_learners for kind in asked.kinds):
+            fix = "let constraints.fix.sync name one of synchronize.kinds"
         yield from _said(job, "synchronize", ("every", "most_every", "precision"), why, fix)
     elif asked.every > 0:
         yield from _said(job, "synchronize", ("most_every",), "synchronize.every says how many steps", _LEAVE)
@@ -35,10 +37,10 @@ def _rate(job: JobSpec) -> Iterator[Problem]:
     if shape.decay is not Decay.WSD:
         why = f"wsd alone has it, and decay is {shape.decay.value}"
         yield from _said(job, "learning_rate", ("decay_fraction",), why, 'choose learning_rate.decay = "wsd"')
-    if shape.decay is Decay.CONSTANT:
+    if shape.decay is Decay.CONSTANT and shape.final_fraction < 1.0:
         why, fix = "the learning rate is constant after warm-up", 'choose learning_rate.decay = "cosine"'
         yield from _said(job, "learning_rate", ("final_fraction",), why, fix)
-    if shape.warmup_steps > 0:
+    if shape.warmup_steps > 0 and shape.warmup_fraction > 0.0:
         yield from _said(job, "learning_rate", ("warmup_fraction",), "warmup_steps says it already", _LEAVE)
     if shape.warmup_steps > total:
         what = f"the run of {total:,} steps ends in a warm-up of {shape.warmup_steps:,}, before the whole learning rate"
@@ -95,7 +97,7 @@ def _trouble(job: JobSpec) -> Iterator[Problem]:
         yield from _said(job, "spike", ("most_in_a_row",), "the first one stops the run", other)
     if not job.elastic.on:
         why = "the loss of a rank ends the run"
-        yield from _said(job, "elastic", ("copies_every", "replacements"), why, "set elastic.min_ranks")
+        yield from _said(job, "elastic", ("backend", "lighthouse", "copies_every", "replacements"), why, "set elastic.min_ranks")
     elif job.elastic.by_torchft:
         yield from _said(job, "elastic", ("copies_every",), "torchft copies nothing", 'choose elastic.backend = "own"')
 
