@@ -35,6 +35,21 @@ GROUPS = {
 }
 
 
+# Whose every expert several ranks divide, of layers whose tokens weigh as much as their experts.
+DIVIDED = {
+    "two": Layout(tensor=2, sequence_parallel=True, shard=4, experts=ExpertGrid(expert=2, tensor=2), batch=64),
+    "four": Layout(tensor=4, sequence_parallel=True, shard=4, experts=ExpertGrid(expert=1, tensor=4), batch=64),
+    "four of half of them": Layout(
+        tensor=4, sequence_parallel=True, shard=4, experts=ExpertGrid(expert=2, tensor=4), batch=64
+    ),
+}
+
+
+def divided(name: str, sharding: Sharding, recompute: Recompute) -> Design:
+    layout = replace(DIVIDED[name], microbatch=8, sharding=sharding, recompute=recompute)
+    return asked(WIDE, layout, layers=4, vocab=512)
+
+
 def units(schedule: str, sharding: Sharding, recompute: Recompute, *, layers: int = 8) -> Design:
     layout = replace(SCHEDULES[schedule], sharding=sharding, recompute=recompute, experts=PAIR)
     return asked(WIDE, layout, layers=layers)
@@ -62,6 +77,23 @@ def test_peaks_of_experts_of_their_own_are_so_in_every_group(recompute: Recomput
             for sharding in ways
         }
     )
+
+
+def test_peaks_of_experts_that_ranks_divide_have_the_choices_of_all_of_those() -> None:
+    """In a layer that is computed again, and in the last layer's forward of one that is not."""
+    hold(
+        {
+            "again": divided("two", Sharding.GRADIENTS, Recompute.FULL),
+            "kept": divided("four", Sharding.PARAMETERS, Recompute.NONE),
+        }
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", [Sharding.GRADIENTS, Sharding.PARAMETERS])
+@pytest.mark.parametrize("recompute", Recompute)
+def test_peaks_of_experts_that_ranks_divide_are_so_in_every_way(sharding: Sharding, recompute: Recompute) -> None:
+    hold({name: divided(name, sharding, recompute) for name in DIVIDED})
 
 
 @pytest.mark.slow

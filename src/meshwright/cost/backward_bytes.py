@@ -38,6 +38,9 @@ class _Backward:
             "giving": self._at_experts_end() + sum(part.giving for part in self.parts),
             "mixing": self._at_core(),
             "opening": self._at_first_products(),
+            "making": self._in_experts("making"),
+            "inside": self._in_experts("inside"),
+            "going": self._in_experts("going"),
         }
 
     def _core(self, part: Kept) -> FloatArray | float:
@@ -105,6 +108,16 @@ class _Backward:
         for part in self.parts[place:]:
             found = found - self._gone(part)
         return found
+
+    def _in_experts(self, name: str) -> FloatArray:
+        """What the part that has such a moment has in it, when those after it keep nothing; 0 where none has."""
+        found = self.sizes.zeros
+        for part in reversed(self.parts):
+            beside: FloatArray | float = getattr(part, name)
+            if np.any(beside):
+                return np.asarray(found + beside)
+            found = found - part.saved
+        return self.sizes.zeros
 
     @property
     def _mixer(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Protocol
@@ -56,7 +56,9 @@ class BlockBytes:
     `ending` what it has at its last product, `giving` when its experts give the last of their gradients and `given`
     when they have, `mixing` where it comes to the core of a mixer that is not alone and `opening` to the first products
     of that; `waits` is what is left of `kept` between the halves of a split backward; `logits` of the loss; `cast` are
-    copies of experts among what a pass keeps or computes again; and what it has of `slices`, where rows have any.
+    copies of experts among what a pass keeps or computes again; `gathering` is what backward has when
+    a layer's experts are gathered for it, `making` the most that forward has beside what is kept, and `inside` what it
+    has while experts multiply; and what it has of `slices`, where rows have any.
     """
 
     kept: FloatArray
@@ -71,7 +73,9 @@ class BlockBytes:
     waits: FloatArray | float = 0.0
     away: FloatArray | float = 0.0
     cast: FloatArray | float = 0.0
-    again: FloatArray | float = 0.0
+    gathering: FloatArray | float = 0.0
+    making: FloatArray | float = 0.0
+    inside: FloatArray | float = 0.0
     slices: SliceBytes | None = None
 
 
@@ -136,6 +140,8 @@ def block_bytes(
         # One by one the gradients of all experts come before they are one tensor.
         by_one = np.where(sizes.groups_experts[inverse], 0.0, experts)
         beside["ending"] = beside["ending"] + state_bytes(table).compute * by_one
+    made = {name: beside.pop(name) for name in ("making", "inside", "going")}
+    beside |= _in_experts(beside, made, full=full, entering=entering)
     if chosen is not None:
         beside["working"] = beside["working"] + np.where(selective, core, 0.0)
     return BlockBytes(
@@ -144,11 +150,20 @@ def block_bytes(
         logits=row(part.logits for part in parts) / runs,
         waits=row(part.waits for part in parts) if trains else 0.0 * kept,
         cast=cast,
-        again=np.where(full, again, 0.0),
+        **{name: np.where(full | (away > 0.0), 0.0, made[name]) for name in ("making", "inside")},
         slices=_of_slices(table, row, parts, stays=away == 0.0, full=full, selective=selective),
         # What is away is here, all of it, until its block's backward is done.
         **{name: values + np.where(full, again, 0.0) + away for name, values in beside.items()},
     )
+
+
+def _in_experts(
+    beside: Mapping[str, FloatArray], made: Mapping[str, FloatArray], *, full: BoolArray, entering: FloatArray
+) -> dict[str, FloatArray]:
+    """Moments of backward with those of a layer that is computed again, which has the gradient of what it gives."""
+    most = np.where(full & (made["making"] > 0.0), made["making"] + entering, 0.0)
+    found = {name: np.maximum(beside[name], most) for name in ("working", "half")}
+    return found | {"gathering": np.where(full, made["inside"] + entering, made["going"])}
 
 
 def _summed(values: Iterable[FloatArray | float], *, sizes: Sizes, inverse: npt.NDArray[np.intp]) -> FloatArray:

@@ -30,12 +30,15 @@ def of_one(kind: Kind, priced: Holds, table: PlanTable, *, model: ModelSpec) -> 
         unit, kept = np.where(apart, priced.expert_parameters, 0.0), np.where(apart, held["kept"], 0.0)
         at_core = held["mixing"] + compute * (_before_core(block, priced, tensor) - unit) * trains
         at_first = held["opening"] + compute * (priced.parameters - unit) * trains
-        of_unit = {name: held[name] + kept for name in ("giving", "given")} | {"again": held["again"], "unit": unit}
+        of_unit = {name: held[name] + kept for name in ("giving", "given")}
+        of_unit |= {"gathering": held["gathering"], "unit": unit}
         return {
             **({name: np.where(apart, values, 0.0) for name, values in of_unit.items()} if apart.any() else {}),
             "working": held["working"],
             "half": held["half"],
             "ending": held["ending"],
+            "making": held["making"],
+            "inside": held["inside"],
             "mixing": np.where(table.sharding > 0, np.maximum(at_core, at_first) + kept, 0.0),
             "largest": gathered,
             "largest_made": gathered * trains,

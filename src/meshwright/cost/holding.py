@@ -38,7 +38,9 @@ _ONES = (
     "giving",
     "given",
     "unit",
-    "again",
+    "gathering",
+    "making",
+    "inside",
     "mixing",
     "head_working",
     "largest",
@@ -61,16 +63,18 @@ class StageHeld:
     `largest_kept` of a layer, `loss_logits` of the copy that the loss reads; between the halves of a split backward
     `head_waits` and `largest_waits` are left. Beside a layer's backward `working`, in the earlier half of a split one
     `half`, when its last product has both gradients `ending`, when its experts are `giving` the last gradient and have
-    all `given`, when it comes to the mixer `mixing`; beside the head's `head_working`. Parameters: of all blocks those
-    `whole` and those `made` that have gradients, beside the `experts` with gradients that are apart and with the
-    `units` of experts among them; `largest` layer, of which experts are a `unit` of their own, `behind_head` that of
-    the head's own stage, `head`, and what of layer and head has gradients (`largest_made`, `head_made`), `embedding`,
-    `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that multiplies
-    with the table, and `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass, and of those
-    made `added` are summed whole. `sends` bytes of gradients on their way to other stages and of room for what comes,
-    and in the earlier half of a split backward `half_sends`. Of `layers` that keep what they keep in the host's memory
-    the next one's comes back while one goes back: `ahead`. Until a stage's backward is done it has what it `sent`, and
-    of what `entered` it or came of its table that or its gradient: `apart` from what layers keep where that is away.
+    all `given`, when they are gathered `gathering`, when it comes to the mixer `mixing`, and in a layer's forward
+    `making` at the most, and `inside` while experts multiply; beside the head's `head_working`. Parameters: of all
+    blocks those `whole` and those `made` that have gradients, beside the `experts` with gradients that are apart and
+    with the `units` of experts among them; `largest` layer, of which experts are a `unit` of their own, `behind_head`
+    that of the head's own stage, `head`, and what of layer and head has gradients (`largest_made`, `head_made`),
+    `embedding`, `closing` of a layer's last product, `formed` of them when its backward has most, `tied` of a head that
+    multiplies with the table, and `head_own` beside it. Of those whole `stays` are sharded and yet freed by no pass,
+    and of those made `added` are summed whole. `sends` bytes of gradients on their way to other stages and of room for
+    what comes, and in the earlier half of a split backward `half_sends`. Of `layers` that keep what they keep in the
+    host's memory the next one's comes back while one goes back: `ahead`. Until a stage's backward is done it has what
+    it `sent`, and of what `entered` it or came of its table that or its gradient: `apart` from what layers keep where
+    that is away.
     `unlike` is what blocks hold that are sharded in unlike ways, where rows have them.
     """
 
@@ -86,7 +90,9 @@ class StageHeld:
     ending: FloatArray
     giving: FloatArray
     given: FloatArray
-    again: FloatArray
+    gathering: FloatArray
+    making: FloatArray
+    inside: FloatArray
     mixing: FloatArray
     head_working: FloatArray
     whole: FloatArray

@@ -124,7 +124,9 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
     when the experts' are all there; and, of experts in one kernel, at their activation. Of every choice the index of
     its expert, its place in the order twice, its weight before and after sorting. On a grid of experts a rank routes
     its own tokens, sends the choices of those and receives others; a shared branch reads the tokens of all tensor ranks
-    beside them.
+    beside them, once experts are done. Ranks that divide an expert receive the choices of all of them: what they make
+    of those lies in two orders and, one rank's part after the other, as it is summed, beside what came; and the
+    gradients of it in two.
     """
     m, e = sizes.tokens, sizes.itemsize
     grid = np.asarray(sizes.expert + sizes.zeros) > 0.0
@@ -151,14 +153,22 @@ def _mixture(part: Mixture, sizes: Sizes, *, beside: FeedForward | None) -> Kept
         copied = copied + part.shared.matrix_parameters / sizes.tensor
     if part.shared_gate:
         saved, waits, copied = saved + e * m * (part.width + 1.0), waits + m, copied + part.width
+    behind = branch + e * ((read - own) * part.width + (m * (part.width + 1.0) if part.shared_gate else 0.0))
+    lies = np.where(grid & (holders * slices > 1.0), received, 0.0)
+    parts = lies + np.where(slices > 1.0, lies / slices, 0.0)
+
     hidden = _hidden_beside(gated=part.gated, activation=part.activation) * received * h - 2.0 * sent * part.width
     least = 2.0 * sent * part.width
+    most = np.where(sizes.groups_experts, np.maximum(hidden, least), least)
     return Kept(
         saved=saved,
-        working=e * (m * part.width + np.where(sizes.groups_experts, np.maximum(hidden, least), least)),
-        ending=e * (m * part.width - received * inside),
-        given=e * (m * part.width - received * inside - least) - branch,
+        working=e * (own * part.width + np.maximum(most, (parts + lies) * part.width - least)),
+        ending=e * (own * part.width - received * inside),
+        given=e * (own * part.width - received * inside - least) - branch,
         giving=e * received * ((2.0 if part.gated else 1.0) * part.width + h),
+        making=np.where(lies > 0.0, e * ((parts + 2.0 * lies) * part.width - least) - behind, 0.0),
+        inside=e * ((lies + received) * part.width - least) - behind,
+        going=e * ((own + received) * part.width - least) - behind,
         waits=e * waits,
         copied=copied,
         experts=experts,

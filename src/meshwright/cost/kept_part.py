@@ -16,15 +16,16 @@ class Kept:
     `saved` for backward, of which `core` lies between the inputs of the scores and their output; `working` the most
     that its backward has beside what is saved, and `ending` what it has when both gradients of the last product are
     there, but for the matrix's, `turning` what it has where queries are turned back by their positions, when `done` of
-    what is saved is gone, `given` when its experts have theirs, beside which it has what they are `giving` while
-    the last of them is made; `logits` that the loss reads. `fed`, of `saved`, are inputs of products that the gradients
-    of their weights alone read; `late` of those are gone where a whole backward has most. `waits` are inputs of all
-    products and the gradients of what they gave, which a split backward keeps for those of their weights. `copied`
-    elements of weights are kept beside the parameters where every pass casts them, `experts` of them those of experts.
-    `handed` are keys and values that slices leave those behind them, `joined` of `saved` what slices but the first have
-    of all that grows with the keys that they meet, such as those that they put together with their own, and `first`
-    what that one has; `left` are the gradients that they leave for those before them. `again` is what of `saved` but
-    the core can be run again.
+    what is saved is gone, `given` when its experts have theirs, beside which it has what they are `giving` while the
+    last of them is made; forward has `making` at the most beside what is saved and, while experts multiply, `inside`,
+    and backward `going` when it comes to them; `logits` that the loss reads. `fed`, of `saved`, are inputs of products
+    that the gradients of their weights alone read; `late` of those are gone where a whole backward has most. `waits`
+    are inputs of all products and the gradients of what they gave, which a split backward keeps for those of their
+    weights. `copied` elements of weights are kept beside the parameters where every pass casts them, `experts` of them
+    those of experts. `handed` are keys and values that slices leave those behind them, `joined` of `saved` what slices
+    but the first have of all that grows with the keys that they meet, such as those that they put together with their
+    own, and `first` what that one has; `left` are the gradients that they leave for those before them. `again` is what
+    of `saved` but the core can be run again.
     """
 
     saved: FloatArray
@@ -35,6 +36,9 @@ class Kept:
     done: FloatArray | float = 0.0
     given: FloatArray | float = 0.0
     giving: FloatArray | float = 0.0
+    making: FloatArray | float = 0.0
+    inside: FloatArray | float = 0.0
+    going: FloatArray | float = 0.0
     logits: FloatArray | float = 0.0
     fed: FloatArray | float = 0.0
     late: FloatArray | float = 0.0

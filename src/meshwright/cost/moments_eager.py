@@ -12,6 +12,7 @@ from meshwright.cost.eager_bytes import EagerBytes
 from meshwright.cost.holding import Held, Moment, StageHeld
 from meshwright.cost.loss_chunks import chunks_bytes
 from meshwright.cost.peak_parts import Beside
+from meshwright.cost.table import BoolArray
 from meshwright.cost.told import Told
 from meshwright.cost.work import FloatArray
 
@@ -35,6 +36,8 @@ class EagerMoments(EagerBytes):
                 yield early.moment(at.kept + self.copied * at.stage.head_made, 0.0 * at.kept, logits=summands)
             yield self._loss(at, early)
             yield from self._head(at, told)
+        if at.follows is not None and (at.stage.making.any() or at.stage.unit.any()):
+            yield from self._forward(at, told, at.follows)
         if at.stage.largest.any():
             yield from self._layers(at, told)
             if self.splits.any():
@@ -124,7 +127,17 @@ class EagerMoments(EagerBytes):
         yield told.moment(behind, stage.head_working + head * self._forming(at), logits=left, done=whole)
         alone = np.where(self._in_root(stage), 0.0, head)
         reduced = self._reducing(alone, alone, at, alone=True)
-        yield told.moment(behind, ahead + reduced, dropped=alone)
+        # What it read has its gradient; of halves the earlier one has sent that.
+        reads = np.where(splits, 0.0, stage.entered)
+        yield told.moment(behind, ahead + reduced + reads, dropped=alone)
+
+    def _forward(self, at: Beside, told: Told, follows: BoolArray) -> Iterator[Moment]:
+        """The last layer's forward, where that is just done: once its experts are, and while they multiply, when what
+        they were gathered by is there too."""
+        stage, here = at.stage, at.here & follows
+        gathered = self._gathered_layer(stage)
+        for beside in (stage.making, stage.inside + self.gathered * stage.unit):
+            yield replace(told.moment(at.kept - stage.head_kept, gathered + beside), here=here)
 
     def _layers(self, at: Beside, told: Told) -> Iterator[Moment]:
         """The first layer's backward and its reduction, the second one's, when more may be on its way, and the last."""

@@ -108,15 +108,12 @@ class UnitMoments(EagerMoments):
     def _gathered_twice(
         self, at: Beside, told: Told, kept: FloatArray, buffers: FloatArray, *, flying: FloatArray, done: FloatArray
     ) -> Iterator[Moment]:
-        """Experts whose copy that they were gathered by is there too: at their forward before this backward, at that of
-        a layer that is computed again, and where they are gathered for their backward."""
-        stage, again = at.stage, ~self.splits & (at.stage.again > 0.0)
-        follows = np.zeros_like(again) if at.follows is None else np.broadcast_to(at.follows, again.shape)
-        here = follows | ~self.splits
-        if not self.gathered.any() or not here.any():
+        """Experts whose copy that they were gathered by is there too, where they are gathered for their backward, or
+        for that of a layer that is computed again."""
+        if not self.gathered.any() or self.splits.all():
             return
-        beside = self.gathered * stage.unit + np.where(again, stage.again, 0.0) + np.where(self.splits, 0.0, flying)
-        yield replace(told.moment(kept, buffers + beside, done=done), here=at.here & here)
+        beside = self.gathered * at.stage.unit + at.stage.gathering + flying
+        yield replace(told.moment(kept, buffers + beside, done=done), here=at.here & ~self.splits)
 
     def _unit_made(self, stage: StageHeld) -> FloatArray:
         return np.where(stage.largest_made > 0.0, stage.unit, 0.0)
