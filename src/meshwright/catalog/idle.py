@@ -97,7 +97,9 @@ def _trouble(job: JobSpec) -> Iterator[Problem]:
         yield from _said(job, "spike", ("most_in_a_row",), "the first one stops the run", other)
     if not job.elastic.on:
         why = "the loss of a rank ends the run"
-        yield from _said(job, "elastic", ("backend", "lighthouse", "copies_every", "replacements"), why, "set elastic.min_ranks")
+        yield from _said(
+            job, "elastic", ("backend", "lighthouse", "copies_every", "replacements"), why, "set elastic.min_ranks"
+        )
     elif job.elastic.by_torchft:
         yield from _said(job, "elastic", ("copies_every",), "torchft copies nothing", 'choose elastic.backend = "own"')
 
