@@ -40,7 +40,7 @@ from meshwright.spec.plan import Offload, ScheduleKind
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 _AWAY = OFFLOADS.index(Offload.OPTIMIZER)
-_WORKING = ("working", "half", "ending", "giving", "given", "again", "mixing", "opening")
+_WORKING = ("working", "half", "ending", "giving", "given", "gathering", "mixing", "opening")
 _ALL_AWAY = OFFLOADS.index(Offload.PARAMETERS)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)

@@ -63,7 +63,9 @@ class BlockLeast:
     waits: Floats
     logits: Floats
     cast: Floats
-    again: Floats
+    gathering: Floats
+    making: Floats
+    inside: Floats
     parameters: Floats
     apart: Floats
 
