@@ -145,6 +145,7 @@ _FUSED_LAYERS: Mapping[str, Any] = {
 }
 _TITAN: Mapping[str, Any] = {
     "attention_kernel": AttentionKernel.FLASH_2,
+    "torch_attention": True,
     "fused_loss": False,
     "selects_operators": True,
 }
@@ -225,9 +226,9 @@ _WITH_MODULES = ("megatron-core", "primus", "nemo", "megatron-bridge")
 OWN, _ON_TPUS = "torch", "xla"  # this runtime, and what runs where it does not
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
-        "torch": Software(agrees_on_scales=True, grouped_experts=True),
+        "torch": Software(agrees_on_scales=True, grouped_experts=True, torch_attention=True),
         # Whoever trains with PyTorch alone: its own loss, and experts as a module each.
-        "torch-plain": Software(fused_loss=False),
+        "torch-plain": Software(fused_loss=False, torch_attention=True),
         # ZeRO-3: gradients are scaled on the host (unscale_and_clip_grads of DeepSpeed's runtime/zero/stage3.py), and
         # masters cast there for a blocking copy, which goes through pages that are pinned (aten's cuda/Copy.cu)
         # Hooks fetch and release module after module (runtime/zero/parameter_offload.py): full fine-tuning of Qwen-1.8B
@@ -238,6 +239,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             grouped_experts=True,
             host_bytes=8.0 + 6.0 + 4.0,
             fetch_seconds=3.0e-3 / 7.0,
+            torch_attention=True,
             fused_loss=False,
             **_OLD_SEGMENTS,
         ),
