@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles, Precision
 
+EVERYWHERE = (AttentionKernel.FLASH_1, AttentionKernel.FLASH_2, AttentionKernel.NATIVE)
 LLAMA3_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 RSC1_HOURS_BETWEEN_FAILURES = 8 * 24 * 1000 / 6.5
 
@@ -339,6 +340,10 @@ CDNA4 = replace(
 )
 
 
+# The splash kernel pads heads to lanes of 128 (jax.experimental.pallas.ops.tpu.splash_attention): as slow as those.
+_SPLASH = AttentionShare(forward=0.5, backward=0.4, half_dim=1e6)
+
+
 def _systolic(side: int) -> Generation:
     """A matrix unit of `side` by `side`: rows come eight at a time, both other dims in whole sides, nothing waits."""
     return Generation(
@@ -348,6 +353,9 @@ def _systolic(side: int) -> Generation:
         "reach 0.90 of v6e and 0.83 of TPU7x (AI-Hypercomputer/tpu-recipes microbenchmarks)",
         launch_seconds=0.0,
         launch_source="a step is one compiled program",
+        attention=dict.fromkeys(EVERYWHERE, _SPLASH),
+        attention_source="shares of heads of 128 features by analogy with A100; narrower ones are padded to lanes of "
+        "128 (jax's splash attention)",
         tiles=MatrixTiles(units=1, sizes=((8, side),), load=0.0, depth=0.0, step=side, tail=0.0, store=0.0),
         tiles_source=f"matrix units of {side} by {side} (Google Cloud, TPU system architecture)",
     )
