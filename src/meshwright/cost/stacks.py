@@ -114,6 +114,9 @@ _NANOTRON: Mapping[str, Any] = {
     "scatters_transfers": False,
     "stops_early": True,
 }
+# EleutherAI/gpt-neox fuses neither biases with dropout nor norms nor rotations unless told (bias_dropout_fusion,
+# layernorm_fusion and rope_fusion of megatron/neox_arguments/neox_args.py), and drops nothing by default.
+_NEOX: Mapping[str, Any] = {"eager": True, "adds_biases": True, "dropout": False}
 # ServiceNow/Fast-LLM: its own backward with Triton's kernels for norms, rotations, gates, loss and AdamW
 # (fast_llm/functional/triton), gradients with the loss (entropy_loss.py); buffers in the precision that multiplies, and
 # gradients that are added to a sum in fp32 (update_linear_gradients in functional/linear.py).
@@ -244,6 +247,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             **_OLD_SEGMENTS,
         ),
         "torch-2021": Software(
+            layer_seconds=_LAYER_SECONDS,
             fused_attention=False,
             dropout=True,
             plain_softmax=True,
@@ -281,6 +285,8 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "megatron-deepspeed": Software(**_PIPES, keeps_terms=True),
         "deepspeed-3d": Software(**_FIRST_PIPES),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "gpt-neox": Software(attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, **_NEOX}),
+        "gpt-neox-unfused": Software(**{**_UNFUSED, **_NEOX}),
         "nanotron": Software(attention_kernel=AttentionKernel.FLASH_2, **_NANOTRON),
         "fast-llm": Software(**_FAST_LLM),
         "fast-llm-unfused": Software(fused_attention=False, plain_softmax=True, **_FAST_LLM),
