@@ -13,7 +13,6 @@ from meshwright.cost.stacks import software
 from meshwright.cost.table import PRECISIONS
 from meshwright.spec.cluster import AttentionKernel, Precision
 
-
 BEST = 782 / 620  # the best product of MI300X over those of a model one after the other
 
 
