@@ -74,7 +74,7 @@ def test_attention_loses_what_the_power_limit_takes_of_products(held: str, free:
     known = devices()
     products = known[held].matrix[Precision.BF16].fraction / known[free].matrix[Precision.BF16].fraction
     assert products < 1.0
-    for kernel in AttentionKernel:
+    for kernel in known[free].attention_kernels:
         less, share = known[held].attention_kernels[kernel], known[free].attention_kernels[kernel]
         assert less.forward == pytest.approx(share.forward * products)
         assert less.backward == pytest.approx(share.backward * products)
@@ -91,10 +91,10 @@ def test_attention_keeps_its_share_where_it_was_measured() -> None:
 
 
 def test_no_attention_is_faster_than_products_but_where_it_was_measured() -> None:
-    """Blackwell's is within a twentieth, B300's with twice the exponentials a clock more."""
+    """Blackwell's and AITER's are within a twelfth of it, B300's with twice the exponentials a clock more."""
     for name, device in devices().items():
         half = Precision.FP16 if Precision.FP16 in device.peak_flops else Precision.BF16
-        most = {"B300": 1.2}.get(name, 1.05) * device.matrix[half].fraction
+        most = {"B300": 1.2}.get(name, 1.08) * device.matrix[half].fraction
         for share in device.attention_kernels.values():
             assert max(share.forward, share.backward) < most, name
 

@@ -13,6 +13,7 @@ from meshwright.cost import PlanTable, evaluate, predict
 from meshwright.cost.uncertainty import (
     EVIDENCE_DEVICES,
     EVIDENCE_LENGTH,
+    EVIDENCE_SOFTWARE,
     REACH,
     SPREADS,
     Cause,
@@ -88,6 +89,13 @@ def test_what_is_unknown_widens_the_interval():
         assert before[cause] == 0.0
         assert causes(case)[cause] == 1.0
     assert predict(wider[Cause.VENDOR]).error_band[1] > predict(known).error_band[1]
+
+
+@pytest.mark.parametrize("name", [*EVIDENCE_SOFTWARE, "megatron-core:mla_up_proj", "torch-2024-compiled-fused-loss"])
+def test_software_that_was_replayed_is_better_known(name):
+    replayed, own = replace(JOB, software=name), replace(JOB, software="torch")
+    cases = [design(llama(), selene(nodes=1, device=MEASURED), job=job) for job in (replayed, own)]
+    assert [causes(case)[Cause.STACK] for case in cases] == [0.0, 1.0]
 
 
 def test_machines_that_differ_count_where_a_plan_reaches_them():

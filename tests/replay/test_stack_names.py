@@ -9,6 +9,7 @@ from meshwright.cost.stacks import software
 from meshwright.replay.express import express
 from meshwright.replay.pricing import priced
 from meshwright.replay.published import replay
+from meshwright.spec.cluster import Precision
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.report import LineName
 from tests.replay.test_validate import row
@@ -24,6 +25,8 @@ PLAIN = {"tp": "1", "pp": "1", "dp": "16", "zero": "3", "flash": "yes", "precisi
         ({"framework": "Primus (torchtitan)"}, "torch-2024"),
         ({"framework": "torchtitan (FSDP2)"}, "torch-2024"),
         ({"framework": "Nanotron"}, "nanotron"),
+        ({"framework": "GPT-NeoX (DeepSpeed)"}, "gpt-neox"),
+        ({"framework": "GPT-NeoX", "flash": "no"}, "gpt-neox-unfused"),
         ({"framework": "Nanotron", "flash": "flash-attn 2.5.0"}, "nanotron"),
         ({"framework": "Fast-LLM"}, "fast-llm"),
         ({"framework": "Fast-LLM", "flash": "no"}, "fast-llm-unfused"),
@@ -79,3 +82,17 @@ def test_deepspeeds_bert_gathers_the_tokens_to_be_guessed() -> None:
 
     assert head("DeepSpeed (fused transformer kernels, 2020)") == 0.15
     assert head("DeepSpeed") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("extra", "precision"),
+    [
+        ("grad_reduce_in_fp32=true", Precision.FP32),
+        ("grad_reduce_in_bf16=False", Precision.FP32),
+        ("grad_reduce_in_fp32=false", Precision.BF16),
+        ("", Precision.BF16),
+    ],
+)
+def test_what_gradients_add_up_in_is_read(extra: str, precision: Precision) -> None:
+    found = express(row(framework="NeMo/Megatron-Bridge 26.04", **{**PLAIN, "extra": extra}))
+    assert found.design.plan.gradients.precision is precision

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshwright.catalog.device_curves import OLDER, TORCH_PRODUCTS
+from meshwright.catalog.device_curves import EVERYWHERE, OLDER, TORCH_PRODUCTS
 from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve
 
 
@@ -28,7 +28,7 @@ _NO_FLASH = "there is no FlashAttention: torch takes the memory-efficient kernel
 VOLTA = replace(
     OLDER,
     curve_source=f"{_HEIGHT}: 89 to 97 of 125 TFLOP/s on V100 SXM2 ({TORCH_PRODUCTS})",
-    attention=dict.fromkeys(AttentionKernel, _VOLTA_SHARE),
+    attention=dict.fromkeys(EVERYWHERE, _VOLTA_SHARE),
     attention_source=f"{_NO_FLASH}, on V100 in the median 5 % slower forward and 15 % backward than attention written "
     "out (xformers, pull request 362); that is 0.26 of the peak forward with 128 features a head and 0.19 backward "
     "with 64, two and four batched products with a softmax in one pass between them",
@@ -39,7 +39,7 @@ TURING = replace(
     OLDER,
     curve=_products(0.98),
     curve_source=f"{_HEIGHT}: 48 to 56 of 53.8 TFLOP/s on two RTX 2080 Ti ({TORCH_PRODUCTS})",
-    attention=dict.fromkeys(AttentionKernel, _TURING_SHARE),
+    attention=dict.fromkeys(EVERYWHERE, _TURING_SHARE),
     attention_source=f"{_NO_FLASH}, on T4 2.19 times as slow forward as a kernel that reaches 0.66 of the peak "
     "(flash-attention, pull request 2379); backward in proportion to V100",
     flops_per_watt=24e12 / 70,

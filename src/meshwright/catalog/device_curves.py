@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles, Precision
 
+EVERYWHERE = (AttentionKernel.FLASH_1, AttentionKernel.FLASH_2, AttentionKernel.NATIVE)
 LLAMA3_HOURS_BETWEEN_FAILURES = 16384 * 54 * 24 / 419
 RSC1_HOURS_BETWEEN_FAILURES = 8 * 24 * 1000 / 6.5
 
@@ -246,17 +247,34 @@ _AMD_ELEMENTWISE = (
     "0.55 as on H100 and B200, by analogy; plain streams reach 0.78 on MI300X (Azure's AI benchmarking guide) and 0.9 "
     "on A100, where 0.7 is what such work reaches"
 )
+_HIPKITTENS = "causal attention of MI355X, 16 sequences of 1,024 to 16,384 tokens (HazyResearch/HipKittens, analysis)"
 _AMD_ATTENTION = (
-    "FlashAttention 2 on MI300X: 328.6 TFLOP/s forward with heads of 64 features (Azure's AI benchmarking guide), "
-    "taken to be 1.2 times as fast with 128 and to fall by as much backward as on A100; other devices in proportion to "
-    "their products"
+    f"{_HIPKITTENS}: AITER's assembly 876 to 1,247 TFLOP/s forward and 673 to 1,109 backward from 2,048 tokens on, "
+    "FlashAttention 2 of Composable Kernel 611 to 903 and 375 to 541, PyTorch's own (AOTriton) 246 to 789 and 110 to "
+    "259; heads of 64 features 0.65 and 0.90 of 128 forward; other devices in proportion to their products, as "
+    "FlashAttention 2 of MI300X is (328.6 TFLOP/s forward with heads of 64 features, Azure's AI benchmarking guide)"
 )
-_AMD_FORWARD, _AMD_BACKWARD = 1.2 * 328.6 / 620, 1.2 * 328.6 / 620 * 0.53 / 0.69  # of products one after the other
+# TFLOP/s of long sequences of MI355X.
+_COMPOSABLE_KERNEL = AttentionShare(forward=933.0, backward=567.0, block=800, half_dim=15)
+_AITER = AttentionShare(forward=1322.0, backward=1190.0, forward_half=20, backward_half=60, block=1000, half_dim=149)
+_AOTRITON = AttentionShare(forward=978.0, backward=321.0, block=3936)
+_AMD_KERNELS = {
+    AttentionKernel.FLASH_1: _COMPOSABLE_KERNEL,
+    AttentionKernel.FLASH_2: _COMPOSABLE_KERNEL,
+    AttentionKernel.NATIVE: _AITER,
+    AttentionKernel.TRITON: _AOTRITON,
+}
+_LASTING = 620 / 782  # of the best product of MI300X, products of a model one after the other
+_MI355X_LASTING = 1565 / 2516.6 * _LASTING
 
 
 def _measured(*, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str) -> Generation:
     """`lasting` is the share of the peak that products reach one after the other, and so that of the curve."""
-    fused = AttentionShare(forward=_AMD_FORWARD * lasting, backward=_AMD_BACKWARD * lasting)
+    scale = lasting / (_MI355X_LASTING * 2516.6)
+    fused = {
+        kernel: replace(share, forward=share.forward * scale, backward=share.backward * scale)
+        for kernel, share in _AMD_KERNELS.items()
+    }
     return replace(
         OLDER,
         measured=name,
@@ -265,7 +283,7 @@ def _measured(*, lasting: float, name: str, units: int, sizes: tuple[tuple[int, 
         tiles=replace(_OLDER_TILES, units=units, sizes=sizes, tail=0.0),
         tiles_source="compute units from the data sheet; the last wave is split (Stream-K, 2301.03598, as hipBLASLt "
         f"has it), the rest {_BY_A100}",
-        attention=dict.fromkeys(AttentionKernel, fused),
+        attention=fused,
         attention_source=_AMD_ATTENTION,
         attention_products=lasting,
         memory_fraction=0.55,
@@ -273,7 +291,6 @@ def _measured(*, lasting: float, name: str, units: int, sizes: tuple[tuple[int, 
     )
 
 
-_LASTING = 620 / 782  # of the best product of MI300X, products of a model one after the other
 _BY_MI300X = "products one after the other reach 0.79 of that, by analogy with MI300X"
 CDNA2 = _measured(
     lasting=147.0 / 191.5 * _LASTING,
@@ -287,8 +304,7 @@ CDNA3 = _measured(
     name="MI300X",
     units=304,
     sizes=((256, 256), *_TILES),
-    best=f"620 of 1,307 TFLOP/s, {_SUSTAINED}, of a best of 781.9; MI325X by analogy, for with a third more watts its "
-    f"best is 784.9 ({_MAMF})",
+    best=f"620 of 1,307 TFLOP/s, {_SUSTAINED}, of a best of 781.9",
 )
 CDNA3 = replace(
     CDNA3,
@@ -297,13 +313,35 @@ CDNA3 = replace(
     flops_per_watt=620e12 / 750,
     power_source=f"{_SUSTAINED}: 620 of 1,307 TFLOP/s in bf16 on MI300X, 750 W",
 )
+_TYPICAL = "ten products of DeepSeek-V3, 30 s each, one after the other (AMD's Typical Attained FLOPs, September 2026)"
+CDNA3_1000_WATTS = _measured(
+    lasting=667 / 1307.4,
+    name="MI325X",
+    units=304,
+    sizes=((256, 256), *_TILES),
+    best=f"616 TFLOP/s of {_TYPICAL}, which is 667 of large ones; its best is 784.9 ({_MAMF})",
+)
+CDNA3_1000_WATTS = replace(
+    CDNA3_1000_WATTS,
+    eight_bit=(1275 / 2614.9) / (667 / 1307.4),
+    eight_bit_source=f"1,143 TFLOP/s in fp8 of {_TYPICAL}, which is 1,275 of large ones",
+)
 CDNA4 = _measured(
-    lasting=0.64 * _LASTING,
+    lasting=_MI355X_LASTING,
     name="MI355X",
     units=256,
     sizes=((256, 256), *_TILES),
     best=f"{_MAMF}: 1,565 of 2,517 TFLOP/s; {_BY_MI300X}",
 )
+CDNA4 = replace(
+    CDNA4,
+    eight_bit=(3293 / 5033.2) / (1579 / 2516.6),
+    eight_bit_source="3,293 TFLOP/s of 16,384 square in fp8, 1,579 in bf16 (hipBLASLt in HazyResearch/HipKittens)",
+)
+
+
+# The splash kernel pads heads to lanes of 128 (jax.experimental.pallas.ops.tpu.splash_attention): as slow as those.
+_SPLASH = AttentionShare(forward=0.5, backward=0.4, half_dim=1e6)
 
 
 def _systolic(side: int) -> Generation:
@@ -315,6 +353,9 @@ def _systolic(side: int) -> Generation:
         "reach 0.90 of v6e and 0.83 of TPU7x (AI-Hypercomputer/tpu-recipes microbenchmarks)",
         launch_seconds=0.0,
         launch_source="a step is one compiled program",
+        attention=dict.fromkeys(EVERYWHERE, _SPLASH),
+        attention_source="shares of heads of 128 features by analogy with A100; narrower ones are padded to lanes of "
+        "128 (jax's splash attention)",
         tiles=MatrixTiles(units=1, sizes=((8, side),), load=0.0, depth=0.0, step=side, tail=0.0, store=0.0),
         tiles_source=f"matrix units of {side} by {side} (Google Cloud, TPU system architecture)",
     )

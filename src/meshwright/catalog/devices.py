@@ -24,8 +24,14 @@ def devices() -> Mapping[str, DeviceSpec]:
 
 def find_device(name: str) -> DeviceSpec | None:
     """The device that `name` means, whatever its case and punctuation; None when there is none."""
-    key = normal(name)
+    return _by_spelling().get(normal(name))
+
+
+@cache
+def _by_spelling() -> Mapping[str, DeviceSpec]:
+    """Every device by the normal forms of its name and aliases; the first sheet that has a form keeps it."""
+    found: dict[str, DeviceSpec] = {}
     for sheet in SHEETS:
-        if key in (normal(sheet.name), *map(normal, sheet.aliases)):
-            return devices()[sheet.name]
-    return None
+        for form in map(normal, (sheet.name, *sheet.aliases)):
+            found.setdefault(form, devices()[sheet.name])
+    return MappingProxyType(found)

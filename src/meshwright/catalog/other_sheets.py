@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.catalog.device_curves import CDNA2, CDNA3, CDNA4, MXU_128, MXU_256
+from meshwright.catalog.device_curves import CDNA2, CDNA3, CDNA3_1000_WATTS, CDNA4, MXU_128, MXU_256
 from meshwright.catalog.device_sheet import Sheet
 from meshwright.spec.cluster import DeviceKind
 
@@ -123,6 +123,7 @@ OTHERS = (
     _MI300X,
     _MI300X.variant(
         name="MI325X",
+        generation=CDNA3_1000_WATTS,
         title="AMD Instinct MI325X data sheet",
         memory_gib=255.5,
         bandwidth_gb=6000,

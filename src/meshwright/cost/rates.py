@@ -10,7 +10,7 @@ from meshwright.cost.products import ProductRates
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS, IntArray
 from meshwright.cost.work import FloatArray
-from meshwright.spec.cluster import AttentionRate, AttentionShare, DeviceSpec, MatrixCurve, Precision
+from meshwright.spec.cluster import AttentionKernel, AttentionRate, AttentionShare, DeviceSpec, MatrixCurve, Precision
 from meshwright.spec.errors import ConfigError, Problem
 
 
@@ -186,7 +186,9 @@ def _attention(device: DeviceSpec, precision: Precision, *, length: int, softwar
 def _attention_share(device: DeviceSpec, software: Software) -> AttentionShare:
     """Of fused attention by its kernel where that is known; else the device's own."""
     own = AttentionShare(forward=device.attention_fraction, backward=device.attention_backward_fraction)
-    return device.attention_kernels.get(software.attention_kernel, own) if software.fused_attention else own
+    known = device.attention_kernels if software.fused_attention else {}
+    asked = AttentionKernel.TRITON if software.torch_attention and AttentionKernel.TRITON in known else None
+    return known.get(asked or software.attention_kernel, own)
 
 
 def _peak(device: DeviceSpec, precision: Precision) -> float:

@@ -29,7 +29,8 @@ class Software:
     `compiled`: the compiler fuses that work, and backward keeps what it kept.
     `widens_attention`: on processors sequences up to WIDE_ATTENTION_LENGTH are attended in fp32 whatever multiplies.
     `scatters_by_exchange`: on processors reduce-scatters are all-to-alls and a local sum.
-    `attention_kernel`: which generation of fused attention. `layer_seconds`: host time of a layer and pass beside its
+    `attention_kernel`: which generation of fused attention; `torch_attention`: PyTorch is asked for it, which has
+    another on AMD's devices (AttentionKernel.TRITON). `layer_seconds`: host time of a layer and pass beside its
     kernels where a host drives an accelerator and the device's own was not measured; `mixture_seconds` more where the
     layer has a mixture; `fetch_seconds` more for every module of a layer that has parameters, where hooks gather them.
     `expert_streams`: experts are multiplied one by one, so many at a time, each started in `expert_seconds` of the
@@ -98,6 +99,7 @@ class Software:
     waits_for_transfers: bool = False
     waits_in_loops: bool = False
     attention_kernel: AttentionKernel = AttentionKernel.NATIVE
+    torch_attention: bool = False
     layer_seconds: float = 0.0
     mixture_seconds: float = 0.0
     fetch_seconds: float = 0.0

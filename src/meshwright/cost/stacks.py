@@ -114,6 +114,9 @@ _NANOTRON: Mapping[str, Any] = {
     "scatters_transfers": False,
     "stops_early": True,
 }
+# EleutherAI/gpt-neox fuses neither biases with dropout nor norms nor rotations unless told (bias_dropout_fusion,
+# layernorm_fusion and rope_fusion of megatron/neox_arguments/neox_args.py), and drops nothing by default.
+_NEOX: Mapping[str, Any] = {"eager": True, "adds_biases": True, "dropout": False}
 # ServiceNow/Fast-LLM: its own backward with Triton's kernels for norms, rotations, gates, loss and AdamW
 # (fast_llm/functional/triton), gradients with the loss (entropy_loss.py); buffers in the precision that multiplies, and
 # gradients that are added to a sum in fp32 (update_linear_gradients in functional/linear.py).
@@ -145,6 +148,7 @@ _FUSED_LAYERS: Mapping[str, Any] = {
 }
 _TITAN: Mapping[str, Any] = {
     "attention_kernel": AttentionKernel.FLASH_2,
+    "torch_attention": True,
     "fused_loss": False,
     "selects_operators": True,
 }
@@ -225,9 +229,9 @@ _WITH_MODULES = ("megatron-core", "primus", "nemo", "megatron-bridge")
 OWN, _ON_TPUS = "torch", "xla"  # this runtime, and what runs where it does not
 SOFTWARE: Mapping[str, Software] = MappingProxyType(
     {
-        "torch": Software(agrees_on_scales=True, grouped_experts=True),
+        "torch": Software(agrees_on_scales=True, grouped_experts=True, torch_attention=True),
         # Whoever trains with PyTorch alone: its own loss, and experts as a module each.
-        "torch-plain": Software(fused_loss=False),
+        "torch-plain": Software(fused_loss=False, torch_attention=True),
         # ZeRO-3: gradients are scaled on the host (unscale_and_clip_grads of DeepSpeed's runtime/zero/stage3.py), and
         # masters cast there for a blocking copy, which goes through pages that are pinned (aten's cuda/Copy.cu)
         # Hooks fetch and release module after module (runtime/zero/parameter_offload.py): full fine-tuning of Qwen-1.8B
@@ -238,10 +242,12 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
             grouped_experts=True,
             host_bytes=8.0 + 6.0 + 4.0,
             fetch_seconds=3.0e-3 / 7.0,
+            torch_attention=True,
             fused_loss=False,
             **_OLD_SEGMENTS,
         ),
         "torch-2021": Software(
+            layer_seconds=_LAYER_SECONDS,
             fused_attention=False,
             dropout=True,
             plain_softmax=True,
@@ -279,6 +285,8 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "megatron-deepspeed": Software(**_PIPES, keeps_terms=True),
         "deepspeed-3d": Software(**_FIRST_PIPES),
         "megatron-flash": Software(attention_kernel=AttentionKernel.FLASH_2, **_MEGATRON),
+        "gpt-neox": Software(attention_kernel=AttentionKernel.FLASH_2, **{**_MEGATRON, **_NEOX}),
+        "gpt-neox-unfused": Software(**{**_UNFUSED, **_NEOX}),
         "nanotron": Software(attention_kernel=AttentionKernel.FLASH_2, **_NANOTRON),
         "fast-llm": Software(**_FAST_LLM),
         "fast-llm-unfused": Software(fused_attention=False, plain_softmax=True, **_FAST_LLM),

@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from meshwright.cost.costs import Costs
+from meshwright.cost.stacks import software_name
 from meshwright.cost.table import OFFLOADS, PRECISIONS, SCHEDULES, BoolArray, IntArray, PlanTable
 from meshwright.cost.work import FloatArray
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, DeviceSpec, Precision
@@ -26,9 +27,9 @@ class Cause(StrEnum):
     The first six are shares of the step: products at the pace of large ones, the rest of compute (launches, attention,
     element-wise work, products too small), collectives between layers, the pipeline's idle time and transfers,
     gradients and parameters, and the rest. The others are what is not known of the whole step: the software's own
-    ways, eight-bit recipes, expert layers, a device known by analogy, a vendor of whom no run was replayed, machines
-    that differ, a schedule or an offload that no run was replayed of, and each doubling of devices or of the sequence
-    beyond every run that was.
+    ways, eight-bit recipes, expert layers, a device known by analogy, a vendor or a software of which no run was
+    replayed, machines that differ, a schedule or an offload that no run was replayed of, and each doubling of devices
+    or of the sequence beyond every run that was.
     """
 
     PRODUCTS = "matrix products"
@@ -42,6 +43,7 @@ class Cause(StrEnum):
     EXPERTS = "expert layers"
     ANALOGY = "device known by analogy"
     VENDOR = "vendor never replayed"
+    STACK = "software never replayed"
     MIXED = "unlike machines"
     SCHEDULE = "schedule never replayed"
     OFFLOAD = "offload never replayed"
@@ -67,6 +69,7 @@ SPREADS: Mapping[Cause, float] = MappingProxyType(
         Cause.EXPERTS: 0.149,
         Cause.ANALOGY: 0.098,
         Cause.VENDOR: 0.150,
+        Cause.STACK: 0.150,
         Cause.MIXED: 0.150,
         Cause.SCHEDULE: 0.150,
         Cause.OFFLOAD: 0.147,
@@ -87,6 +90,11 @@ EVIDENCE_SCHEDULES = (  # paths of gpipe and tables are exact whatever the stage
 # 2104.04473 on A100, and of llm-foundry.
 EVIDENCE_DEVICES = 3072
 EVIDENCE_LENGTH = 65536
+# The software of those runs, whatever its names say after these.
+EVIDENCE_SOFTWARE = (
+    *("megatron-2021", "megatron-2022", "megatron-deepspeed", "megatron-core", "megatron-bridge", "nemo"),
+    *("torch-2023", "torch-2024", "scaling", "internevo"),
+)
 
 _LINES: Mapping[str, Cause] = MappingProxyType(
     {
@@ -106,7 +114,7 @@ _UNSEEN_SCHEDULES = np.array([float(kind not in EVIDENCE_SCHEDULES) for kind in 
 _COUNTED = 0.95  # of the model FLOPs are surely among those counted: look-ups and masks are counted in other ways
 _MEASURED_AWAY = (
     *(Cause.PRODUCTS, Cause.COMPUTE, Cause.REST, Cause.SOFTWARE),
-    *(Cause.ANALOGY, Cause.VENDOR, Cause.MIXED),
+    *(Cause.ANALOGY, Cause.VENDOR, Cause.STACK, Cause.MIXED),
 )
 
 
@@ -209,6 +217,7 @@ def _settled(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: J
         Cause.EXPERTS: np.full(rows, float(_has_experts(model))),
         Cause.ANALOGY: any_device([by_analogy(device) for device in devices]),
         Cause.VENDOR: any_device([_is_unseen(device) for device in devices]),
+        Cause.STACK: np.full(rows, float(not is_replayed(software_name(job, cluster)))),
         Cause.MIXED: any_device([device.name != devices[0].name for device in devices]),
         Cause.DEVICES: np.log2(np.maximum(table.world / EVIDENCE_DEVICES, 1.0)),
         Cause.LENGTH: np.full(rows, _doublings(job)),
@@ -219,6 +228,12 @@ def by_analogy(device: DeviceSpec) -> bool:
     """Whether nobody measured matrix products on this very device, as the source of their figures tells."""
     source = device.sources.get("matrix", "")
     return not source or source.startswith("by analogy")
+
+
+def is_replayed(name: str) -> bool:
+    """Whether runs of the software called `name`, or of a variant of it, were replayed."""
+    plain = name.partition(":")[0]
+    return any(plain == known or plain.startswith(f"{known}-") for known in EVIDENCE_SOFTWARE)
 
 
 def _is_unseen(device: DeviceSpec) -> bool:

@@ -17,9 +17,9 @@ _CHUNKS_MANY = 8  # of FLA (modules/fused_linear_cross_entropy.py), torchtitan (
 _LINEAR: Mapping[str, Any] = {"fused_loss": True, "loss_kernel": LossKernel(early=True)}
 # In the order in which a name says them.
 _ATTENTIONS: Mapping[str, Mapping[str, Any]] = {
-    "-flash-1": {"attention_kernel": AttentionKernel.FLASH_1},
-    "-flash-2": {"attention_kernel": AttentionKernel.FLASH_2},
-    "-native": {"attention_kernel": AttentionKernel.NATIVE},
+    "-flash-1": {"attention_kernel": AttentionKernel.FLASH_1, "torch_attention": False},
+    "-flash-2": {"attention_kernel": AttentionKernel.FLASH_2, "torch_attention": False},
+    "-native": {"attention_kernel": AttentionKernel.NATIVE, "torch_attention": False},
 }
 # `loss-kernel`: one kernel reads logits, one writes their gradients; `fused-loss`: a compiler's. `linear-loss`:
 # gradients are formed with the loss, run by run. `liger`: that in runs of its own, with fused norms, rotations and

@@ -218,4 +218,4 @@ def _joined(run: Run, groups: list[NodeGroup], apart: Islands, *, assumed: list[
             assumed.append("islands are joined by the slower of their networks: what is between them has no rate")
         else:
             made = [replace(group, site=f"island {index}") for index, group in enumerate(made)]
-    return ClusterSpec(name=run.text("gpu"), groups=tuple(made), wide_area=wide, source=run.text("source_ref"))
+    return ClusterSpec(name=run.text("gpu"), groups=tuple(made), wide_area=wide, source=run.source)

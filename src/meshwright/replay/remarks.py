@@ -25,7 +25,7 @@ SETTINGS = (
     *("recompute_modules", "cuda_graph", "dispatcher", "norm kernel", "cuda_launch_blocking", "moe_every"),
     *("pattern", "attention_layers", "mamba_heads", "mamba_head_dim", "mamba_state", "mamba_groups"),
     *("linear_heads", "linear_head_dim", "linear_groups", "task", "max_predictions", "max_predictions_per_seq"),
-    *("exchange", "cp_comm_type", "ulysses", "usp ulysses"),
+    *("exchange", "cp_comm_type", "ulysses", "usp ulysses", "grad_reduce_in_fp32", "grad_reduce_in_bf16"),
 )
 _ALIKE = 0.75  # share of letters in common from which a name is taken to be misspelt, and not another remark
 _SETTING = re.compile(r"(?:^|[;,])\s*([A-Za-z][\w ]*?)\s*=(?!=)")

@@ -47,6 +47,7 @@ _AMP = ("deepspeed 3d (modified)",)  # DachengLi1/AMP, DeepSpeed/DeepSpeedExampl
 # hparams/model_args.py
 _REMATERIALIZES = ("maxtext", "levanter", "llama-factory", "llamafactory")
 _NEMO = re.compile(r"\bnemo\b(?:.*\b(?:2[3-9]\.\d|2\.\d)|/| framework)")
+_SUMS_WIDE = re.compile(r"grad_reduce_in_fp32(?!\s*[=:]\s*false)|grad_reduce_in_bf16\s*[=:]\s*false", re.IGNORECASE)
 _NO_PIECES = re.compile(r"no tp[ _]comm[ _]overlap|tp_comm_overlap\s*[=:]\s*false", re.IGNORECASE)
 _BEFORE_NEMO = ("nemo-megatron 22", "nemo megatron 22")
 _TORCH = {
@@ -273,10 +274,12 @@ class Stack:
         return "fused attention: the scores of one layer are more than the device has room for" if too_many else ""
 
     def gradients(self, precision: Precision) -> Precision:
-        """Stacks of fp16 add and reduce gradients as they are, others in fp32; tuned recipes in bf16.
+        """As the run says; else stacks of fp16 add and reduce them as they are, others in fp32, tuned recipes in bf16.
 
         AMP's reduces those of fp16 in fp32 (fp32_allreduce in its examples/ds_config.json).
         """
+        if _SUMS_WIDE.search(self._run.text("extra")):
+            return Precision.FP32
         if precision is Precision.FP16 and self.has(_AMP):
             return self._assume("gradients travel in fp32, as in the stack's own scripts", Precision.FP32)
         if precision is Precision.FP16:
@@ -318,6 +321,8 @@ class Stack:
             flash = self._assume(known or "attention not fused", bool(known))
         if kernel := re.search(r"norm kernel=(\w+)([^;]*)", self._run.text("extra")):
             return "scaling-fused-norms" if "RMS kernel" in kernel[2] else _scaling(kernel[1])
+        if self.has(("neox",)):
+            return "gpt-neox" if flash else "gpt-neox-unfused"
         if not flash:
             return self._unfused()
         if self.has(("internevo",)):

@@ -128,12 +128,14 @@ class AttentionRate:
 
 
 class AttentionKernel(StrEnum):
-    """Generations of fused attention: FlashAttention (2205.14135), its second version (2307.08691), and kernels
-    written for the tensor cores of the device at hand (2407.08608, cuDNN)."""
+    """Generations of fused attention: FlashAttention (2205.14135), its second version (2307.08691), kernels written for
+    the matrix units of the device at hand (2407.08608, cuDNN, AITER), and those that PyTorch brings for AMD's devices,
+    compiled from Triton (AOTriton)."""
 
     FLASH_1 = "flash-1"
     FLASH_2 = "flash-2"
     NATIVE = "native"
+    TRITON = "triton"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
