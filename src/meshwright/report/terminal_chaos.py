@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
 from meshwright.cost.faults import SHORT, Lost, Simulated
 from meshwright.cost.foresee import Foreseen
-from meshwright.report.terminal_parts import bullets, table, title
+from meshwright.report.terminal_parts import bullets, plain, table, title
 from meshwright.report.time_spent import goodput_lines
 from meshwright.spec.chaos import Chaos, Struck
 from meshwright.spec.units import format_percent, format_seconds
@@ -29,14 +27,14 @@ def chaos(found: Chaos) -> Iterable[RenderableType]:
     shown = found.struck[:_SHOWN_ROWS]
     yield _struck(shown)
     if len(found.struck) > _SHOWN_ROWS:
-        yield Text(f"{len(found.struck) - _SHOWN_ROWS} more are in {found.run}/chaos.json")
+        yield plain(f"{len(found.struck) - _SHOWN_ROWS} more are in {found.run}/chaos.json")
     if any(each.words for each in shown):
         yield title("what the run said")
         yield from bullets(f"{each.fault}: {each.words}" for each in shown if each.words)
     yield title("what was lost")
     yield from bullets(verdicts(found))
     for line in goodput_lines(found.goodput)[:1] if found.goodput else ():
-        yield Text(line)
+        yield plain(line)
 
 
 def verdicts(found: Chaos) -> list[str]:
@@ -86,13 +84,13 @@ def foreseen(found: Foreseen) -> Iterable[RenderableType]:
     asked, best = advice.asked, advice.best_interval
     days = "1 day" if found.days == 1.0 else f"{found.days:g} days"
     yield title(f"{_count(found.devices, 'device')} for {days}, simulated {_count(asked.seeds, 'time')}")
-    yield Text(
+    yield plain(
         f"{format_percent(asked.ettr)} of the time is useful (ETTR; nine of ten runs {format_percent(asked.low)} to "
         f"{format_percent(asked.high)}), with {_count(advice.taken, 'spare node')} and a checkpoint every "
         f"{format_seconds(asked.saves.every_seconds)}"
     )
-    yield Text(_failures(asked, between=found.seconds_between_failures))
-    yield Text(f"by Daly's formula {format_percent(found.closed_form)}; failures of mix {found.mix}: {found.source}")
+    yield plain(_failures(asked, between=found.seconds_between_failures))
+    yield plain(f"by Daly's formula {format_percent(found.closed_form)}; failures of mix {found.mix}: {found.source}")
     yield title("where the rest goes")
     yield _lost(asked)
     yield from _tried(
@@ -143,7 +141,7 @@ def _tried(
         of_time = f"{rows[0][1]} of the time is useful"
         none = "" if tried[0].ettr >= _SEEN else ": failures leave no time for anything but restarts and waiting"
         yield title(f"{name}: {rows[0][0]} to {rows[-1][0]} were tried and come to the same")
-        yield Text(f"{of_time} with each of them{none}")
+        yield plain(f"{of_time} with each of them{none}")
         return
     yield title(heading)
     shown = table(columns=[(name, "right"), ("useful", "right"), ("nine of ten", "left"), ("of all paid for", "right")])

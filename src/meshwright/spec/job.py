@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated, NoReturn
 
-from meshwright.spec.cluster import Precision, Product
+from meshwright.spec.cluster import Product
 from meshwright.spec.codec import Named
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.low_rank import Cuttlefish, Dense, LowRank, Pufferfish
