@@ -88,6 +88,39 @@ SHORT = ("total_tokens=100M", "batch_tokens=1M")  # a hundred steps
             "factors are never balanced anew",
         ),
         (
+            ("synchronize.precision=int8", DILOCO, 'constraints.forbid=["sync=diloco"]'),
+            "constraints.forbid=[]",
+            "constraints.forbid[0] leaves none",
+        ),
+        (
+            ("synchronize.precision=int8", DILOCO, 'constraints.forbid=["sync"]'),
+            'synchronize.precision="fp32"',
+            "constraints.forbid[0] leaves none",
+        ),
+        (
+            ("synchronize.every=9", DILOCO, "constraints.fix.replicate=1"),
+            "constraints.fix.replicate=2",
+            "constraints.fix.replicate leaves none",
+        ),
+        (
+            ("synchronize.quorum=2", DILOCO, 'constraints.forbid=["ddp"]'),
+            "constraints.forbid=[]",
+            "constraints.forbid[0] leaves none",
+        ),
+        (('synchronize.kinds=["diloco"]', "constraints.fix.data=1"), "constraints.fix.data=4", "fix.data rules it out"),
+        (
+            ('synchronize.compressions=[{kind="powersgd"}]', 'constraints.forbid=["sync=powersgd"]'),
+            "constraints.forbid=[]",
+            "constraints.forbid[0] rules it out",
+        ),
+        (
+            ('other_precisions=["fp8"]', 'constraints.forbid=["precision=fp8"]'),
+            "constraints.forbid=[]",
+            "constraints.forbid[0] rules it out",
+        ),
+        (('other_precisions=["bf16"]', "precision=bf16"), "precision=fp32", "precision says it already"),
+        (("skip.share=0.25", "constraints.fix.pp=1"), "constraints.fix.pp=4", "constraints.fix.pipeline rules it out"),
+        (
             ('optimizer.groups=[{names=["embedding.*"]}]',),
             "optimizer.groups.0.weight_decay=0.1",
             "it says nothing of its names",

@@ -11,6 +11,7 @@ from meshwright.replay.pricing import priced
 from meshwright.replay.published import replay
 from meshwright.spec.cluster import Precision
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Sharding
 from meshwright.spec.report import LineName
 from tests.replay.test_validate import row
 
@@ -27,6 +28,8 @@ PLAIN = {"tp": "1", "pp": "1", "dp": "16", "zero": "3", "flash": "yes", "precisi
         ({"framework": "Nanotron"}, "nanotron"),
         ({"framework": "GPT-NeoX (DeepSpeed)"}, "gpt-neox"),
         ({"framework": "GPT-NeoX", "flash": "no"}, "gpt-neox-unfused"),
+        ({"framework": "Lit-GPT"}, "torch-plain"),
+        ({"framework": "LitGPT", "flash": "no"}, "torch-2021"),
         ({"framework": "Nanotron", "flash": "flash-attn 2.5.0"}, "nanotron"),
         ({"framework": "Fast-LLM"}, "fast-llm"),
         ({"framework": "Fast-LLM", "flash": "no"}, "fast-llm-unfused"),
@@ -96,3 +99,24 @@ def test_deepspeeds_bert_gathers_the_tokens_to_be_guessed() -> None:
 def test_what_gradients_add_up_in_is_read(extra: str, precision: Precision) -> None:
     found = express(row(framework="NeMo/Megatron-Bridge 26.04", **{**PLAIN, "extra": extra}))
     assert found.design.plan.gradients.precision is precision
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "sharding", "assumed"),
+    [
+        ("PyTorch FSDP", "", Sharding.PARAMETERS, "zero 3, as zero is blank and the framework is called PyTorch FSDP"),
+        ("PyTorch HSDP", "", Sharding.PARAMETERS, "zero hsdp, as zero is blank"),
+        ("DeepSpeed ZeRO-2", "", Sharding.GRADIENTS, "zero 2, as zero is blank"),
+        ("PyTorch FSDP", "0", Sharding.NONE, ""),
+        ("PyTorch FSDP", "1", Sharding.OPTIMIZER, ""),
+        ("PyTorch DDP", "", Sharding.NONE, ""),
+    ],
+)
+def test_what_a_framework_is_called_says_what_is_sharded_where_zero_is_blank(
+    framework: str, zero: str, sharding: Sharding, assumed: str
+) -> None:
+    found = express(row(**{**PLAIN, "framework": framework, "zero": zero}))
+    assert found.design.plan.first_group.sharding is sharding
+    told = [each for each in found.assumed if "zero is blank" in each]
+    assert all(assumed in each for each in told)
+    assert len(told) == bool(assumed)

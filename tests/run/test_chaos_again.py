@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from meshwright.cli import main
+from meshwright.cli.chaos import _show
 from meshwright.report import terminal_chaos
 from meshwright.run.chaos.chaos import chaos
 from meshwright.run.chaos.record import read_chaos
@@ -141,6 +142,53 @@ def test_what_is_of_a_run_is_refused_of_a_simulated_fleet(tmp_path: Path, capsys
     told = capsys.readouterr().err
     for option in (*trained, "--reference"):
         assert f"{option}: is of a run that is trained; leave it out, or --simulate" in told
+
+
+def test_a_launch_that_would_be_refused_is_not_begun_and_what_does_nothing_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = tmp_path / "plan.json"
+    write_json(plan, design(tmp_path, steps=4))
+    monkeypatch.setattr(Supervisor, "run", lambda _: pytest.fail("a launch was begun"))
+    asked = ["chaos", str(plan), "--run", str(tmp_path / "run"), "--kill", "@step=2", "--set"]
+    assert main([*asked, "job.sequence_length=4096", "--set", "job.spike.window=64"]) == ExitCode.USAGE
+    told = capsys.readouterr().err
+    assert "warning: --set spike.window: does nothing (spike.policy is ignore)" in told
+    assert "is not the job's 4,096" in told
+    assert "page:" not in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_simulation_refuses_what_its_plan_is_not_and_tells_what_it_does_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    write_json(plan, design(tmp_path, steps=4))
+    failing = "cluster.groups.0.device.hours_between_failures=1000"
+    asked = ["chaos", str(plan), "--simulate", "--days", "1", "--set", failing, "--set"]
+    for wrong, why in (
+        ("job.sequence_length=4096", "is not the job's 4,096"),
+        ("job.constraints.fix.tensor=4", "refused by job.constraints.fix.tensor"),
+        ("job.precision=bf16", "is not the job's bf16"),
+        ("spike.window=64", "--set spike.window: unknown key"),
+    ):
+        assert main([*asked, wrong]) == ExitCode.USAGE
+        assert why in capsys.readouterr().err
+    assert main([*asked, "job.seed=3", "--set", "job.checkpoint.every_steps=2"]) == ExitCode.OK
+    told = capsys.readouterr().err
+    assert "--set job.seed=3: changes nothing of the step, its checkpoints and failures" in told
+    assert "every_steps=2: changes nothing" not in told
+    assert f"{failing}: changes nothing" not in told
+
+
+def test_a_page_is_named_where_there_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = replace(found_of(), run=str(tmp_path / "a run"))
+    _show(found, as_json=False)
+    assert "page:" not in capsys.readouterr().err
+    (tmp_path / "a run").mkdir()
+    (tmp_path / "a run" / "design.json").write_text("{}")
+    _show(found, as_json=False)
+    assert f"page: meshwright report '{tmp_path / 'a run'}'" in capsys.readouterr().err
 
 
 def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

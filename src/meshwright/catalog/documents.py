@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -14,11 +13,12 @@ from typing import Any, TypeVar
 
 from meshwright.catalog.kinds import refuse_another
 from meshwright.catalog.migrations import migrate
-from meshwright.catalog.overrides import override, set_path, without
+from meshwright.catalog.overrides import holds, override, set_path, without
 from meshwright.catalog.positions import json_lines, locate, toml_lines
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.json_text import MOST_DEEP, Twice, has_half, has_long_number, is_deep, once
+from meshwright.spec.paths import near_names
 from meshwright.spec.units import as_written
 
 T = TypeVar("T")
@@ -174,9 +174,13 @@ def _others(
 
 
 def place_of(path: str, document: Document, *, sets: Sequence[str] = ()) -> str:
-    """Where `path` is said: `--set optimizer.kind` where one of the paths of `sets` says it, else in `document`."""
+    """Where `path` is said: `--set optimizer.kind` where one of the paths of `sets` says it, or says something inside
+    what `document` does not hold at all; else in `document`."""
     if path and any(path == entry or path.startswith((f"{entry}.", f"{entry}[")) for entry in sets):
         return f"--set {path}"
+    inside = next((entry for entry in sets if path and entry.startswith((f"{path}.", f"{path}["))), "")
+    if inside and not holds(document.values, path):
+        return f"--set {inside}"
     return document.place(path)
 
 
@@ -220,5 +224,5 @@ def _near(file: Path) -> str:
     if not folder.is_dir():
         return f"the folder {folder} does not exist either"
     names = [entry.name for entry in folder.iterdir() if entry.is_file()]
-    close = difflib.get_close_matches(file.name, names, n=3, cutoff=0.6)
+    close = near_names(file.name, names)
     return f"did you mean {' or '.join(repr(name) for name in close)}?" if close else ""

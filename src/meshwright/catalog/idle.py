@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from meshwright.catalog.idle_choices import ONE_OF_TWO, WHAT, learners_ruled_out, unread_choices
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Decay, JobSpec, NonFinite, Spike
 from meshwright.spec.synchronize import SyncKind
 
-WHAT = "does nothing"
 _USUAL = JobSpec()
 _LEAVE = "leave it out"
 
 
 def idle(job: JobSpec) -> tuple[Problem, ...]:
     """Every field of the job that is not at its default and yet changes nothing, with why and what would let it."""
-    found = (_rounds(job), _rate(job), _saves(job), _checks(job), _trouble(job), _changes(job))
+    found = (unread_choices(job), _rounds(job), _rate(job), _saves(job), _checks(job), _trouble(job), _changes(job))
     return tuple(problem for group in found for problem in group)
 
 
@@ -28,6 +28,10 @@ def _rounds(job: JobSpec) -> Iterator[Problem]:
         if any(kind.has_learners for kind in asked.kinds):
             fix = "let constraints.fix.sync name one of synchronize.kinds"
         yield from _said(job, "synchronize", ("every", "most_every", "precision"), why, fix)
+    elif ruled := learners_ruled_out(job):
+        why = f"learners meet so, and {ruled} leaves none"
+        names = ("every", "most_every", "precision", "quorum", "grace_seconds", "most_left_out")
+        yield from _said(job, "synchronize", names, why, ONE_OF_TWO)
     elif asked.every > 0:
         yield from _said(job, "synchronize", ("most_every",), "synchronize.every says how many steps", _LEAVE)
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from meshwright.catalog.writer import dump_toml
 from meshwright.spec.cluster import Precision
 from meshwright.spec.job import JobSpec, Source
+from meshwright.spec.synchronize import ROUND_PRECISIONS
 
 _PRODUCTS = ", ".join(kind for kind in Precision if kind.multiplies)
 COMMENTS: Mapping[str, str] = MappingProxyType(
@@ -24,7 +25,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "synchronize.kinds": "Any of local, diloco, eager, co2, streaming that a plan may take; empty: none.",
         "synchronize.every": "Steps between meetings; 0: as few as hide the network.",
         "synchronize.most_every": "The most steps between meetings that are chosen.",
-        "synchronize.precision": "What replicas send then: fp32, bf16, int8, fp8 or int4.",
+        "synchronize.precision": f"What replicas send then: {', '.join(ROUND_PRECISIONS)}.",
         "synchronize.quorum": "A round of local or diloco ends without the others when so many learners came; 0: all.",
         "synchronize.grace_seconds": "How long it then waits for the others, which come at the end of their step.",
         "synchronize.most_left_out": "Share of the sequences that a quorum which is chosen may leave out; 0: none is.",

@@ -75,10 +75,19 @@ def without(values: Mapping[str, Any], paths: Iterable[str]) -> Mapping[str, Any
     return result
 
 
+def holds(values: Mapping[str, Any], path: str) -> bool:
+    """Whether `values` say anything at `path`, as problems name it."""
+    *first, last = re.findall(r"[^.\[\]]+", path)
+    held = _held(values, first)
+    if isinstance(held, list):
+        return last.isdecimal() and int(last) < len(held)
+    return isinstance(held, Mapping) and last in held
+
+
 def _held(value: Any, keys: Sequence[str]) -> Any:
     """What is at the place that `keys` name; None where there is none."""
     for key in keys:
-        if isinstance(value, dict) and key in value:
+        if isinstance(value, Mapping) and key in value:
             value = value[key]
         elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
             value = value[int(key)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def _train(
     reference: bool,
 ) -> Chaos:
     from meshwright import catalog
-    from meshwright.cli.output import note
+    from meshwright.cli.output import note, warn_of_idle
     from meshwright.run.chaos.chaos import chaos as train_under_faults
     from meshwright.run.chaos.record import read_chaos
     from meshwright.run.choose import default_run_dir
@@ -106,6 +107,7 @@ def _train(
     folder = run or (plan if plan.is_dir() else default_run_dir(design))
     if not faults and (folder != plan or read_chaos(folder) is None):
         raise ConfigError(Problem(what="no fault is asked for", fix="--kill rank=0@step=10, or --faults 10"))
+    warn_of_idle(design.job, None, sets=sets)
     if not design.job.checkpoint.on_the_way:
         note("nothing is saved on the way: every start begins at step 0; job.checkpoint.every_steps says how often")
     beside = against or folder.with_name(f"{folder.name}-undisturbed")
@@ -153,7 +155,8 @@ def _show(found: Chaos, *, as_json: bool) -> None:
         return
     for view in terminal_chaos.chaos(found):
         console().print(view)
-    note(f"page: meshwright report {found.run}")
+    if (Path(found.run) / "design.json").is_file():
+        note(f"page: meshwright report {shlex.quote(found.run)}")
 
 
 def _refuse_faults(said: Mapping[FaultKind, Many], faults: int) -> None:
@@ -190,19 +193,45 @@ def _foresee(
     spares: int | None,
     hours: float | None,
 ) -> Foreseen:
-    from meshwright import catalog
+    from meshwright import catalog, search
     from meshwright.catalog.failure_mix import load_mix
     from meshwright.cost.foresee import LLAMA3_DAYS, REPAIR_HOURS, foresee
+    from meshwright.spec.errors import ConfigError
 
+    design, mix = catalog.load_design(plan, sets=sets), load_mix(drawn.mix)
+    if problems := search.check_answer(design, scopes=frozenset({search.Scope.PLAN})):
+        raise ConfigError(problems)
+    _warn_of_unread(plan, design, sets=sets)
     return foresee(
-        catalog.load_design(plan, sets=sets),
-        mix=load_mix(drawn.mix),
+        design,
+        mix=mix,
         devices=devices,
         days=LLAMA3_DAYS if days is None else days,
         spares=spares,
         repair_hours=REPAIR_HOURS if hours is None else hours,
         seed=drawn.seed,
     )
+
+
+def _warn_of_unread(plan: Path, design: Design, *, sets: Sequence[str]) -> None:
+    """Warns of what the job says that does nothing, and of each of `sets` that the simulation would be the same
+    without."""
+    from meshwright import catalog
+    from meshwright.cli.output import tell, warn_of_idle
+    from meshwright.cost.foresee import what_is_read
+    from meshwright.spec.errors import ConfigError, Problem
+
+    warn_of_idle(design.job, None, sets=sets)
+    read = what_is_read(design)
+    for place, entry in enumerate(sets):
+        try:
+            without = catalog.load_design(plan, sets=[*sets[:place], *sets[place + 1 :]])
+            unread = what_is_read(without) == read
+        except ConfigError:
+            continue  # the others rest on it
+        if unread:
+            what = "changes nothing of the step, its checkpoints and failures, of which a simulation is"
+            tell(f"warning: {Problem(what=what, where=f'--set {entry}', fix='leave it out')}")
 
 
 def _show_fleet(found: Foreseen, *, as_json: bool) -> None:

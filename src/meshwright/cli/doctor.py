@@ -32,13 +32,11 @@ def doctor(
 
 
 def _table(rows: tuple[Row, ...]) -> Table:
-    from rich.text import Text
-
-    from meshwright.report.terminal_parts import table
+    from meshwright.report.terminal_parts import plain, table
 
     colours = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     shown = table(columns=[("what", "left"), ("state", "left"), ("found", "left"), ("command", "left")])
     for row in rows:
-        state = Text(row.state.value, style=colours[row.state.value])
-        shown.add_row(row.name, state, Text(row.found), Text(row.command, style="dim"))
+        state = plain(row.state.value, style=colours[row.state.value])
+        shown.add_row(row.name, state, row.found, plain(row.command, style="dim"))
     return shown

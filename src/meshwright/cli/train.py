@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -175,5 +176,6 @@ def _after(outcome: Outcome) -> list[str]:
     if ended.step < ended.total_steps:
         lines += [f"go on:     {outcome.resume_command}"]
     if outcome.exit_code is ExitCode.OK:
-        lines += [f"explain:   meshwright explain {outcome.run_dir}", f"page:      meshwright report {outcome.run_dir}"]
+        run = shlex.quote(str(outcome.run_dir))
+        lines += [f"explain:   meshwright explain {run}", f"page:      meshwright report {run}"]
     return lines

@@ -21,7 +21,7 @@ RETURN_SECONDS = 86400.0
 SEEDS = 32
 _LOW, _HIGH = 5.0, 95.0
 _INTERVALS = (0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0)
-_SHORT = 0.01  # of the time: waits for nodes that more spares would save
+SHORT = 0.01  # of the time: waits for nodes that more spares would save
 
 
 class Lost(StrEnum):
@@ -206,7 +206,7 @@ def advise(
     every = saves.every_seconds
     found = [tried(0, every)]
     if any(trouble.takes_node for trouble in troubles):
-        while len(found) < 3 or found[-1].lost[Lost.WAITING] > _SHORT or found[-1].of_paid > found[-2].of_paid:
+        while len(found) < 3 or found[-1].lost[Lost.WAITING] > SHORT or found[-1].of_paid > found[-2].of_paid:
             found.append(tried(max(1, 2 * found[-1].fleet.spares), every))
     if spares is not None and spares not in [one.fleet.spares for one in found]:
         found = sorted([*found, tried(spares, every)], key=lambda one: one.fleet.spares)

@@ -35,6 +35,42 @@ class Foreseen:
     schema: int = 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """All of a design that a simulation reads; `hours_between_failures` are of its `devices` together, the seconds of
+    its checkpoint and of a restart as in an Outlook."""
+
+    step_seconds: float
+    stall_seconds: float
+    write_seconds: float
+    restart_seconds: float
+    hours_between_failures: float
+    devices: int
+    devices_per_node: int
+    every_steps: int
+    peer_timeout_seconds: float
+
+
+def what_is_read(design: Design) -> Read:
+    """What a simulation of the design reads of it. Raises ConfigError where nobody says how often its devices fail."""
+    predicted = predict(design)
+    outlook = predicted.outlook
+    if outlook is None or not outlook.hours_between_failures:
+        fix = "plan with --set cluster.groups.0.device.hours_between_failures=50000"
+        raise ConfigError(Problem(what="how often these devices fail is not known", where="cluster", fix=fix))
+    return Read(
+        step_seconds=predicted.step_seconds,
+        stall_seconds=outlook.stall_seconds,
+        write_seconds=outlook.write_seconds,
+        restart_seconds=outlook.restart_seconds,
+        hours_between_failures=outlook.hours_between_failures,
+        devices=design.plan.world_size,
+        devices_per_node=design.cluster.groups[0].devices_per_node,
+        every_steps=design.job.checkpoint.every_steps,
+        peer_timeout_seconds=design.job.peer_timeout_seconds,
+    )
+
+
 def foresee(
     design: Design,
     *,
@@ -49,32 +85,28 @@ def foresee(
     """The step, the checkpoint and the failure rate of a device are those of the design; `devices` are those of its
     plan where they are not said. Raises ConfigError where nobody says how often the devices fail, and for numbers that
     mean nothing."""
-    predicted = predict(design)
-    outlook = predicted.outlook
-    if outlook is None or not outlook.hours_between_failures:
-        fix = "plan with --set cluster.groups.0.device.hours_between_failures=50000"
-        raise ConfigError(Problem(what="how often these devices fail is not known", where="cluster", fix=fix))
+    read = what_is_read(design)
     _check(devices=devices, days=days, spares=spares, repair_hours=repair_hours)
-    world, each = design.plan.world_size, design.cluster.groups[0].devices_per_node
-    count = devices or world
-    between = 3600.0 * outlook.hours_between_failures * world / count
+    count = devices or read.devices
+    between = 3600.0 * read.hours_between_failures * read.devices / count
     best = save(
-        step_seconds=predicted.step_seconds,
-        stall_seconds=outlook.stall_seconds,
-        write_seconds=outlook.write_seconds,
-        restart_seconds=outlook.restart_seconds,
+        step_seconds=read.step_seconds,
+        stall_seconds=read.stall_seconds,
+        write_seconds=read.write_seconds,
+        restart_seconds=read.restart_seconds,
         seconds_between_failures=between,
-        every_steps=design.job.checkpoint.every_steps,
+        every_steps=read.every_steps,
     )
-    load_seconds = outlook.restart_seconds - RESTART_SECONDS
+    load_seconds = read.restart_seconds - RESTART_SECONDS
+    nodes = math.ceil(count / read.devices_per_node)
     advice = advise(
-        Fleet(nodes=math.ceil(count / each), seconds_between_failures=between, return_seconds=3600.0 * repair_hours),
+        Fleet(nodes=nodes, seconds_between_failures=between, return_seconds=3600.0 * repair_hours),
         Saves(
             every_seconds=best.every_seconds,
-            stall_seconds=outlook.stall_seconds,
-            write_seconds=outlook.write_seconds,
+            stall_seconds=read.stall_seconds,
+            write_seconds=read.write_seconds,
         ),
-        troubles_of(mix, peer_timeout_seconds=design.job.peer_timeout_seconds, load_seconds=load_seconds),
+        troubles_of(mix, peer_timeout_seconds=read.peer_timeout_seconds, load_seconds=load_seconds),
         seconds=86400.0 * days,
         spares=spares,
         seeds=seeds,

@@ -13,7 +13,7 @@ from meshwright.cost.operators import ATTENTION_KERNELS, GATED_KERNELS, QUERY_KE
 from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.software import Software
-from meshwright.cost.variants import VARIANTS, changed, plain_names
+from meshwright.cost.variants import VARIANTS, changed, meant, plain_names
 from meshwright.cost.work import LossKernel
 from meshwright.spec.cluster import AttentionKernel, ClusterSpec, DeviceKind
 from meshwright.spec.errors import ConfigError, Problem
@@ -343,7 +343,7 @@ def software(name: str) -> Software:
             Problem(
                 what=f"software {name!r} is not known",
                 where="job.software",
-                fix=f"one of {', '.join(SOFTWARE)}, with any of {', '.join(VARIANTS)} after it",
+                fix=f"{meant(stack, SOFTWARE)}, with any of {', '.join(VARIANTS)} after it",
             )
         )
     found = changed(known, said)

@@ -3,7 +3,8 @@ ranks that do not go in pieces, and that its host waits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from meshwright.cost.software import Software
 from meshwright.cost.work import LossKernel
 from meshwright.spec.cluster import AttentionKernel
+from meshwright.spec.job import Automatic
 
 BLOCKING, WHOLE_EXCHANGES = "-blocking", "-whole-exchanges"
 _CHUNKS_MANY = 8  # of FLA (modules/fused_linear_cross_entropy.py), torchtitan (components/loss.py) and torchtune alike
@@ -65,3 +67,15 @@ def changed(plain: Software, said: tuple[str, ...]) -> Software:
     for each in said:
         found = replace(found, **VARIANTS[each])
     return found
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """At most three stacks of `known` that `name` may be meant to be, those whose names hold it first; where none is
+    near, all of them but those that say more after the name of another."""
+    known, plain = list(known), name.lower()
+    holding = sorted((each for each in known if len(plain) > 2 and plain in each), key=len)
+    near = (holding or difflib.get_close_matches(plain, known, n=3))[:3]
+    if near:
+        return f"did you mean {' or '.join(map(repr, near))}"
+    first = [each for each in known if not any(each.startswith(f"{other}-") for other in known)]
+    return f"one of {', '.join([Automatic.AUTO.value, *first])}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import lzma
 import re
 from collections.abc import Iterable, Iterator
@@ -13,7 +12,7 @@ from typing import BinaryIO, Protocol
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.job import Source
 from meshwright.spec.json_text import parse_json
-from meshwright.spec.paths import expanded
+from meshwright.spec.paths import expanded, near_names
 
 PIECE_CHARACTERS = 32768
 LONGEST_PIECE = 4 * PIECE_CHARACTERS
@@ -247,5 +246,5 @@ def _near_names(path: Path) -> str:
     if not folder.is_dir():
         return f"the folder {folder} does not exist either"
     names = [entry.name for entry in folder.iterdir()]
-    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    close = near_names(path.name, names)
     return f"did you mean {' or '.join(str(folder / name) for name in close)}?" if close else "check the path"

@@ -50,7 +50,7 @@ def peer_named(name: str, *, where: str = "--to") -> Peer:
     try:
         return _ALIASES.get(name) or Peer(name)
     except ValueError:
-        near = difflib.get_close_matches(name, [peer.value for peer in Peer], n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name, [peer.value for peer in Peer], n=1, cutoff=0.6)
         known = ", ".join(peer.value for peer in Peer)
         fix = f"did you mean {near[0]}?" if near else f"choose {known}"
         raise ConfigError(Problem(where=where, what=f"{name!r} is not a trainer known here", fix=fix)) from None

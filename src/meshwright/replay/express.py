@@ -272,6 +272,9 @@ class _Reader:
         text = words.sharding(self.run.text("zero"))
         if not text and re.search(r"\bfsdp=\d", self.run.text("extra").lower()):
             text = "3"
+        framework = self.run.text("framework")
+        if not text and data * context > 1 and (named := words.named_sharding(framework)):
+            text = self._assume(f"zero {named}, as zero is blank and the framework is called {framework}", named)
         if not text and data * context > 1 and self.stack.is_recent:
             text = self._assume("optimizer state sharded", "1")
         known = {"": Sharding.NONE, "0": Sharding.NONE, "1": Sharding.OPTIMIZER, "2": Sharding.GRADIENTS}

@@ -21,7 +21,7 @@ from meshwright.replay.regimes import launch_share, regime
 from meshwright.replay.remarks import remarks
 from meshwright.replay.runs import Run, read_runs
 from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, leave_one_group_out, overall, score
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Problem, spelt_out
 from meshwright.spec.paths import expanded
 from meshwright.spec.report import Report, StageMemory
 
@@ -190,16 +190,18 @@ def check_writable(path: Path, *, beside: Path) -> None:
 
 
 def write_predictions(found: Validation, path: Path | str) -> None:
-    """Every row as CSV: what was measured and predicted, the interval, its regime, what was assumed, or why not.
+    """Every row as CSV: what was measured and predicted, the interval, its regime, what was assumed, or why not, and
+    the line of the table that it is of.
 
-    Raises ConfigError where the file cannot be written.
+    Texts of the table are as they are there, but that control characters are spelt out, and one that a spreadsheet
+    would take for a formula has a ' before it. Raises ConfigError where the file cannot be written.
     """
     place = expanded(path)
     try:
         with place.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(_WRITTEN)
-            table.writerows(_written(row) for row in found.rows)
+            table.writerows([*map(_told, _written(row)), row.run.line] for row in found.rows)
     except OSError as error:
         raise ConfigError(
             Problem(what="predictions cannot be written", where=str(place), why=error.strerror or str(error))
@@ -221,7 +223,16 @@ _WRITTEN = (
     "predicted_bytes",
     "assumed",
     "reason",
+    "line",
 )
+_FORMULA = ("=", "+", "-", "@")  # as spreadsheets take them to begin
+
+
+def _told(value: object) -> object:
+    """A cell that shows what it says wherever it is opened, and does nothing there."""
+    if not isinstance(value, str):
+        return value
+    return spelt_out(f"'{value}" if value.startswith(_FORMULA) else value)
 
 
 def _written(row: Replayed) -> list[object]:

@@ -65,8 +65,9 @@ _MEGATRON = (
     *("hai-llm", "llama 3", "megascale", "galvatron", "moe folding", "metaseq", "mindspeed", "vescale"),
 )
 _EAGER = (
-    *("trainer", "transformers", "accelerate", "hugging", "lightning", "litgpt", "ddp", "distributeddataparallel"),
-    *("fairscale", "fairseq", "axolotl", "olmo", "nanogpt", "deepspeed", "pytorch", "torch", "unsloth"),
+    *("trainer", "transformers", "accelerate", "hugging", "lightning", "litgpt", "lit-gpt", "lit gpt", "ddp"),
+    *("distributeddataparallel", "fairscale", "fairseq", "axolotl", "olmo", "nanogpt", "deepspeed", "pytorch"),
+    *("torch", "unsloth"),
 )
 
 

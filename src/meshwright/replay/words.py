@@ -134,6 +134,20 @@ def sharding(text: str) -> str:
     return _SHARDINGS.get(_plain(bare, keep="+"), bare)
 
 
+def named_sharding(framework: str) -> str:
+    """What the name of a framework says is sharded, in words of `sharding`; empty where it says nothing.
+
+    FSDP divides parameters, gradients and optimizer state unless it is told to divide less: FULL_SHARD is its default
+    strategy (2304.11277).
+    """
+    name = framework.lower()
+    if level := re.search(r"\bzero[- ]?([123])\b", name):
+        return level[1]
+    if "hsdp" in name:
+        return "hsdp"
+    return "3" if re.search(r"fsdp|fully[- ]sharded", name) else ""
+
+
 def recompute(text: str) -> str:
     """none, selective or full, by the first word; so many layers are layers computed again in full, and so is
     activation checkpointing of which no more is said."""

@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.report.drawn_step import DrawnStep, packed
 from meshwright.report.settings import settings
 from meshwright.report.waterfall import waterfall
+from meshwright.spec.errors import controls_spelt
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Report
 
@@ -41,5 +42,15 @@ def row_name(plan: Plan) -> str:
 
 def document(plans: Sequence[dict[str, Any]], *, chosen: int) -> str:
     """The JSON text, safe inside a script element."""
-    text = json.dumps({"chosen": chosen, "plans": list(plans)}, separators=(",", ":"), allow_nan=False)
+    told = _spelt({"chosen": chosen, "plans": list(plans)})
+    text = json.dumps(told, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _spelt(value: Any) -> Any:
+    """`value` whose texts have their control characters spelt out, which JSON would hide from the page's own text."""
+    if isinstance(value, str):
+        return controls_spelt(value)
+    if isinstance(value, dict):
+        return {key: _spelt(each) for key, each in value.items()}
+    return [_spelt(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from meshwright.report.figure import Figure
 from meshwright.report.run_files import RunFiles, predicted_spans, read_run, write_file
 from meshwright.report.view import page_view
-from meshwright.spec.errors import ConfigError, Problem
+from meshwright.spec.errors import ConfigError, Problem, controls_spelt
 from meshwright.spec.report import Gap, Report
 from meshwright.spec.span import Span
 
@@ -38,7 +38,7 @@ def decision_page(decision: Decision) -> str:
     """The page of a decision of the search: its plan, and the plans it was chosen from, any of which can be picked."""
     from meshwright.report.decision_view import decision_view
 
-    return _environment().get_template("decision.html").render(page=decision_view(decision))
+    return _page("decision.html", page=decision_view(decision))
 
 
 def dry_page(counted: Report, gaps: Sequence[Gap], *, plan: str, name: str) -> str:
@@ -46,7 +46,7 @@ def dry_page(counted: Report, gaps: Sequence[Gap], *, plan: str, name: str) -> s
     from meshwright.report.dry import dry_view
 
     view = dry_view(counted, gaps, plan=plan)
-    return _environment().get_template("dry.html").render(view=view, name=name)
+    return _page("dry.html", view=view, name=name)
 
 
 def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | None = None) -> str:
@@ -55,7 +55,13 @@ def render(runs: Sequence[RunFiles], *, timelines: Sequence[Sequence[Span]] | No
         raise ConfigError(Problem(what="no run is named", fix="name a run directory or a plan file"))
     if timelines is None:
         timelines = [predicted_spans(files) for files in runs]
-    return _environment().get_template("page.html").render(page=page_view(runs, timelines=timelines))
+    return _page("page.html", page=page_view(runs, timelines=timelines))
+
+
+def _page(template: str, **shown: object) -> str:
+    """The page as text; what it shows is escaped, and control characters in it, from strangers' files for example, are
+    spelt out."""
+    return controls_spelt(_environment().get_template(template).render(**shown))
 
 
 def _environment() -> Environment:

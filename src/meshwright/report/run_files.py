@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,7 +13,7 @@ from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.goodput import Goodput
 from meshwright.spec.incident import Incident
 from meshwright.spec.json_text import parse_json
-from meshwright.spec.paths import expanded
+from meshwright.spec.paths import expanded, near_names
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
@@ -236,7 +235,7 @@ def _near_runs(path: Path) -> str:
     if not folder.is_dir():
         return f"the folder {folder} does not exist either"
     names = [entry.name for entry in folder.iterdir() if _is_run(entry) or entry.suffix == ".json"]
-    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.4)
+    close = near_names(path.name, names)
     if close:
         return f"did you mean {' or '.join(str(folder / name) for name in close)}?"
     return f"{folder} holds {_listed(names)}" if names else f"{folder} holds no run"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from meshwright.cost.stacks import OWN
 from meshwright.report.rows import row_words
-from meshwright.report.terminal_parts import WIDE, bullets, table, title
+from meshwright.report.terminal_parts import WIDE, bullets, plain, table, title
 from meshwright.report.terminal_step import WaterfallView
 from meshwright.report.waterfall import waterfall
 from meshwright.search import Rejection
@@ -44,7 +44,7 @@ class DecisionView:
             yield Text()
         yield ranked(value.ranked, width=width, objective=value.design.job.objective)
         if value.ordered_by:
-            yield Text(f"Ranked by {value.ordered_by}.{_shortest(value)}{_alike_words(value)}", style="dim")
+            yield plain(f"Ranked by {value.ordered_by}.{_shortest(value)}{_alike_words(value)}", style="dim")
         yield from report_tables(value.report)
         yield title("why")
         yield from bullets(value.why)
@@ -61,7 +61,7 @@ def heading(value: Decision) -> Text:
     job, plan = value.design.job, value.design.plan
     devices = counted(value.design.cluster.num_devices, "device")
     lines = Text()
-    lines.append(f"{value.design.model.name} on {value.design.cluster.name}", style="bold")
+    lines.append(plain(f"{value.design.model.name} on {value.design.cluster.name}", style="bold"))
     lines.append(
         f"\n{format_count(value.design.model.parameters)} parameters, {devices}, "
         f"{format_count(job.batch_tokens)} tokens a step in sequences of {job.sequence_length:,}, "
@@ -71,11 +71,11 @@ def heading(value: Decision) -> Text:
         f"\n{value.considered:,} legal plans searched in {format_seconds(value.seconds)}; {_priced(value)}. "
         f"Best by {job.objective.value}:"
     )
-    lines.append(f"\n{plan.describe()}\n", style="bold green")
+    lines.append(plain(f"\n{plan.describe()}\n", style="bold green"))
     if line := chance_words(value.report):
-        lines.append(f"{line}\n", style="bold yellow")
+        lines.append(plain(f"{line}\n", style="bold yellow"))
     for line in job_words(value):
-        lines.append(f"{line}\n", style="dim")
+        lines.append(plain(f"{line}\n", style="dim"))
     return lines
 
 
@@ -191,7 +191,7 @@ def report_tables(value: Report) -> Iterable[RenderableType]:
     yield title(f"step of the best plan: {format_seconds(value.step_seconds)}{band}")
     yield WaterfallView(waterfall(value))
     if value.bottleneck:
-        yield Text(f"bottleneck: {value.bottleneck}")
+        yield plain(f"bottleneck: {value.bottleneck}")
     if value.outlook is not None:
         yield title(f"to {format_count(value.outlook.tokens)} tokens")
         yield outlook(value.outlook, price_per_hour=value.price_per_hour)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.text import Text
-
-from meshwright.cost.faults import Lost, Simulated
+from meshwright.cost.faults import SHORT, Lost, Simulated
 from meshwright.cost.foresee import Foreseen
-from meshwright.report.terminal_parts import bullets, table, title
+from meshwright.report.terminal_parts import bullets, plain, table, title
 from meshwright.report.time_spent import goodput_lines
 from meshwright.spec.chaos import Chaos, Struck
 from meshwright.spec.units import format_percent, format_seconds
@@ -20,6 +18,7 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 40
 _SHOWN_CAUSES = 6
+_SEEN = 0.0005  # of the time, under which a share is shown as nothing
 
 
 def chaos(found: Chaos) -> Iterable[RenderableType]:
@@ -28,14 +27,14 @@ def chaos(found: Chaos) -> Iterable[RenderableType]:
     shown = found.struck[:_SHOWN_ROWS]
     yield _struck(shown)
     if len(found.struck) > _SHOWN_ROWS:
-        yield Text(f"{len(found.struck) - _SHOWN_ROWS} more are in {found.run}/chaos.json")
+        yield plain(f"{len(found.struck) - _SHOWN_ROWS} more are in {found.run}/chaos.json")
     if any(each.words for each in shown):
         yield title("what the run said")
         yield from bullets(f"{each.fault}: {each.words}" for each in shown if each.words)
     yield title("what was lost")
     yield from bullets(verdicts(found))
     for line in goodput_lines(found.goodput)[:1] if found.goodput else ():
-        yield Text(line)
+        yield plain(line)
 
 
 def verdicts(found: Chaos) -> list[str]:
@@ -83,20 +82,29 @@ def foreseen(found: Foreseen) -> Iterable[RenderableType]:
     """The useful share of the time, where the rest goes, and what other intervals and spares would do."""
     advice = found.advice
     asked, best = advice.asked, advice.best_interval
-    yield title(f"{found.devices:,} devices for {found.days:g} days, simulated {asked.seeds} times")
-    yield Text(
+    days = "1 day" if found.days == 1.0 else f"{found.days:g} days"
+    yield title(f"{_count(found.devices, 'device')} for {days}, simulated {_count(asked.seeds, 'time')}")
+    yield plain(
         f"{format_percent(asked.ettr)} of the time is useful (ETTR; nine of ten runs {format_percent(asked.low)} to "
-        f"{format_percent(asked.high)}): {asked.failures:,.0f} failures, one in "
-        f"{format_seconds(found.seconds_between_failures)}, with {advice.taken} spare nodes and a checkpoint every "
+        f"{format_percent(asked.high)}), with {_count(advice.taken, 'spare node')} and a checkpoint every "
         f"{format_seconds(asked.saves.every_seconds)}"
     )
-    yield Text(f"by Daly's formula {format_percent(found.closed_form)}; failures of mix {found.mix}: {found.source}")
+    yield plain(_failures(asked, between=found.seconds_between_failures))
+    yield plain(f"by Daly's formula {format_percent(found.closed_form)}; failures of mix {found.mix}: {found.source}")
     yield title("where the rest goes")
     yield _lost(asked)
-    yield title(f"checkpoints every so often; the best is {format_seconds(best.saves.every_seconds)}")
-    yield _tried(advice.intervals, name="interval", value=lambda one: format_seconds(one.saves.every_seconds))
-    yield title(f"spare nodes; the best of what is paid for are {advice.best_spares.fleet.spares:,}")
-    yield _tried(advice.spares, name="spares", value=lambda one: f"{one.fleet.spares:,}")
+    yield from _tried(
+        advice.intervals,
+        name="interval",
+        value=lambda one: format_seconds(one.saves.every_seconds),
+        heading=f"checkpoints every so often; the best is {format_seconds(best.saves.every_seconds)}",
+    )
+    yield from _tried(
+        advice.spares,
+        name="spares",
+        value=lambda one: f"{one.fleet.spares:,}",
+        heading=f"spare nodes; the best of what is paid for are {advice.best_spares.fleet.spares:,}",
+    )
     yield title("assumed")
     yield from bullets(found.assumed)
 
@@ -112,9 +120,31 @@ def _lost(one: Simulated) -> Table:
     return shown
 
 
-def _tried(tried: Iterable[Simulated], *, name: str, value: Callable[[Simulated], str]) -> Table:
-    shown = table(columns=[(name, "right"), ("useful", "right"), ("nine of ten", "left"), ("of all paid for", "right")])
+def _failures(one: Simulated, *, between: float) -> str:
+    """How often something fails, and how many failures a run has had, which are fewer where it waits for nodes."""
+    many = f"{one.failures:,.0f}" if one.failures >= 10 else f"{one.failures:.2g}"
+    had = f"{many} failures in a run on the mean" if one.failures else f"none of {one.seeds} runs had one"
+    waiting = one.lost[Lost.WAITING]
+    idle = f"; none while nodes are waited for, {format_percent(waiting)} of the time" if waiting >= SHORT else ""
+    return f"a failure every {format_seconds(between)} on the mean: {had}{idle}"
+
+
+def _tried(
+    tried: Sequence[Simulated], *, name: str, value: Callable[[Simulated], str], heading: str
+) -> Iterable[RenderableType]:
+    """What each that was tried comes to; in a line where all of them show the same."""
+    rows = []
     for one in tried:
         between = f"{format_percent(one.low)} to {format_percent(one.high)}"
-        shown.add_row(value(one), format_percent(one.ettr), between, format_percent(one.of_paid))
-    return shown
+        rows.append((value(one), format_percent(one.ettr), between, format_percent(one.of_paid)))
+    if len(rows) > 1 and len({row[1:] for row in rows}) == 1:
+        of_time = f"{rows[0][1]} of the time is useful"
+        none = "" if tried[0].ettr >= _SEEN else ": failures leave no time for anything but restarts and waiting"
+        yield title(f"{name}: {rows[0][0]} to {rows[-1][0]} were tried and come to the same")
+        yield plain(f"{of_time} with each of them{none}")
+        return
+    yield title(heading)
+    shown = table(columns=[(name, "right"), ("useful", "right"), ("nine of ten", "left"), ("of all paid for", "right")])
+    for row in rows:
+        shown.add_row(*row)
+    yield shown

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
 from meshwright.report import figure
 from meshwright.report.dry import dry_view
-from meshwright.report.terminal_parts import bullets, table, title
+from meshwright.report.terminal_parts import bullets, plain, table, title
 from meshwright.spec.report import Gap, Report
 
 
 def comparison(counted: Report, gaps: Sequence[Gap], *, plan: str) -> Group:
     """Work, collectives and memory of a dry run, and what differs in words."""
     view = dry_view(counted, gaps, plan=plan)
-    parts: list[RenderableType] = [Text(view.plan), title(view.title), _table(view.work)]
+    parts: list[RenderableType] = [plain(view.plan), title(view.title), _table(view.work)]
     parts += [_table(view.collectives), _table(view.memory), title("what differs"), *bullets(view.sentences)]
     return Group(*parts, title("notes"), *bullets(view.notes))
 

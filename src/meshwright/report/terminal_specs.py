@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.catalog import Entry
-from meshwright.report.terminal_parts import table, title
+from meshwright.report.terminal_parts import plain, table, title
 from meshwright.spec import codec
 from meshwright.spec.blocks import Attention, FeedForward, LatentAttention, Layer, Mixture, Recurrence
 from meshwright.spec.cluster import ClusterSpec, Link, NodeGroup
@@ -28,7 +28,7 @@ def names(known: Iterable[Entry]) -> Table:
 
 def model(spec: ModelSpec) -> Group:
     """A model: parameters total and active, and its layers by kind."""
-    head = Text(spec.name, style="bold")
+    head = plain(spec.name, style="bold")
     active = "" if spec.active_parameters == spec.parameters else f", {format_count(spec.active_parameters)} active"
     embedding = spec.embedding.parameters
     head.append(
@@ -42,8 +42,8 @@ def model(spec: ModelSpec) -> Group:
     for layer, count in spec.layer_kinds:
         thin = f" ({len(layer.ranks)} thin matrices)" if layer.ranks else ""
         rows.add_row(str(count), _mixer(layer), _transform(layer), f"{format_count(layer.parameters)}{thin}")
-    towers = [Text(f"beside it: {tower.name}, {format_count(tower.parameters)} parameters") for tower in spec.towers]
-    source = [Text(f"source: {spec.source}", style="dim")] if spec.source else []
+    towers = [plain(f"beside it: {tower.name}, {format_count(tower.parameters)} parameters") for tower in spec.towers]
+    source = [plain(f"source: {spec.source}", style="dim")] if spec.source else []
     return Group(head, rows, *towers, *source)
 
 
@@ -78,7 +78,7 @@ def _transform(layer: Layer) -> str:
 
 def cluster(spec: ClusterSpec) -> Group:
     """A cluster: its machines, links and prices, and where every number is from."""
-    head = Text(spec.name, style="bold")
+    head = plain(spec.name, style="bold")
     head.append(
         f"\n{_counted(spec.num_devices, 'device')} in {_counted(len(spec.groups), 'group')} of machines",
         style="not bold",
@@ -90,13 +90,13 @@ def cluster(spec: ClusterSpec) -> Group:
     for group in spec.groups:
         parts += [title(f"{group.name}: {group.num_nodes:,} x {group.devices_per_node} {group.device.name}")]
         kind = _kind(group)
-        parts += [Text(f"machines as in {shown[kind]}") if kind in shown else _machine(group)]
+        parts += [plain(f"machines as in {shown[kind]}") if kind in shown else _machine(group)]
         shown.setdefault(kind, group.name)
     if spec.wide_area is not None:
-        parts.append(Text(f"between sites {', '.join(spec.sites)}: {_link(spec.wide_area)}"))
-    parts += [Text(f"from site {site} to others: {_link(link)}") for site, link in spec.uplinks.items()]
+        parts.append(plain(f"between sites {', '.join(spec.sites)}: {_link(spec.wide_area)}"))
+    parts += [plain(f"from site {site} to others: {_link(link)}") for site, link in spec.uplinks.items()]
     if spec.source:
-        parts.append(Text(f"source: {spec.source}", style="dim"))
+        parts.append(plain(f"source: {spec.source}", style="dim"))
     return Group(*parts)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.text import Text
 
-from meshwright.report.terminal_parts import WIDE, bullets, table
+from meshwright.report.terminal_parts import WIDE, bullets, plain, table
 from meshwright.report.waterfall import IDEAL, Waterfall
 from meshwright.spec.units import LEAST_SHARE, format_percent, format_seconds
 
@@ -34,7 +33,7 @@ class WaterfallView:
             drawn = _drawn(bar.start, bar.end, step=self.value.step_seconds, room=room, mark=mark)
             style = "green" if bar.name == IDEAL else ""
             figures = format_seconds(bar.seconds), format_percent(bar.share), drawn
-            rows.add_row(Text(bar.name, style=style), *figures, *([bar.note] if wide else []))
+            rows.add_row(plain(bar.name, style=style), *figures, *([bar.note] if wide else []))
             notes += [f"{bar.name}: {bar.note}"] if bar.note else []
         rows.add_section()
         mfu = "MFU N/A" if self.value.mfu is None else f"MFU {format_percent(self.value.mfu)}"

@@ -12,7 +12,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.report.terminal_parts import table, title
+from meshwright.report.terminal_parts import plain, table, title
 
 if TYPE_CHECKING:
     from meshwright.replay import RegimeScores, Scores, Validation
@@ -41,7 +41,7 @@ def validation(found: Validation) -> Group:
     memory = found.overall.oom
     died = memory.died_refused + memory.died_accepted
     ran = memory.ran_refused + memory.ran_accepted
-    told = Text(
+    told = plain(
         f"memory: {memory.died_refused} of {died} runs that died of it are refused, "
         f"{memory.ran_refused} of {ran} that ran are refused too"
     )
@@ -58,7 +58,7 @@ def _untimed(found: Validation) -> list[Text]:
     each = "; ".join(f"{count:,} with FLOP/s and {why}" for why, count in rated.most_common())
     said = f" ({each})" if each else ""
     fix = "give iter_s, tokens_s_gpu, or tflops_gpu with flop_conv (docs/validate.md)"
-    return [Text(f"time: predicted runs without seconds of a step: {len(runs):,}{said}; {fix}")]
+    return [plain(f"time: predicted runs without seconds of a step: {len(runs):,}{said}; {fix}")]
 
 
 class SourcesView:
@@ -75,7 +75,7 @@ class SourcesView:
         for place, (name, scores) in enumerate(named):
             cells = _stacked(_cells(scores)) if narrow else _cells(scores)
             shown = "\n".join(wrap(name, _NAME, break_long_words=False)) if narrow else name
-            rows.add_row(Text(shown or "(no source)", style="" if place else "bold"), *cells)
+            rows.add_row(plain(shown or "(no source)", style="" if place else "bold"), *cells)
             if narrow:
                 rows.add_section()
         yield rows
@@ -102,10 +102,10 @@ def _left_out(found: Validation) -> list[Text | Table]:
     first = {row.reason: row.run.line for row in reversed(found.rows) if row.reason}
     rows = table(columns=[("rows", "right"), ("first in line", "right"), ("not predicted, because", "left")])
     for reason, count in list(found.reasons.items())[:_REASONS_SHOWN]:
-        rows.add_row(f"{count:,}", f"{first[reason]:,}", Text(reason))
+        rows.add_row(f"{count:,}", f"{first[reason]:,}", reason)
     more = len(found.reasons) - _REASONS_SHOWN
     if more > 0:
-        rows.add_row("", "", Text(f"and {more:,} more reasons: --json or --predictions"))
+        rows.add_row("", "", f"and {more:,} more reasons: --json or --predictions")
     return [title("left out"), rows]
 
 
@@ -114,10 +114,10 @@ def _remarked(found: Validation) -> list[Text | Table]:
         return []
     rows = table(columns=[("rows", "right"), ("in the table and not read", "left")])
     for remark, count in list(found.remarks.items())[:_REASONS_SHOWN]:
-        rows.add_row(f"{count:,}", Text(remark))
+        rows.add_row(f"{count:,}", remark)
     more = len(found.remarks) - _REASONS_SHOWN
     if more > 0:
-        rows.add_row("", Text(f"and {more:,} more: --json"))
+        rows.add_row("", f"and {more:,} more: --json")
     return [title("remarks"), rows]
 
 

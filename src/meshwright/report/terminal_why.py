@@ -13,7 +13,7 @@ from rich.text import Text
 from meshwright.report.compare import Comparison, Pair
 from meshwright.report.explain import signed_bytes, signed_seconds
 from meshwright.report.rows import layout_words, setting_words
-from meshwright.report.terminal_parts import bullets, table, title
+from meshwright.report.terminal_parts import bullets, plain, table, title
 from meshwright.search.constraints import Value
 from meshwright.search.headroom import Headroom
 from meshwright.search.sensitivity import Effect, Sensitivity
@@ -39,7 +39,7 @@ def why_not(answer: WhyNot) -> Group:
     """The answer in sentences and, where a plan with the settings can be priced, its step against the chosen one."""
     parts: list[RenderableType] = [title(headline(answer)), *bullets(answer.sentences)]
     if answer.plan is not None and answer.changed is not None:
-        parts.append(Padding(Text(f"it differs in: {changes(answer.changed)}"), (0, 0, 0, 1), expand=False))
+        parts.append(Padding(plain(f"it differs in: {changes(answer.changed)}"), (0, 0, 0, 1), expand=False))
     if answer.gaps and answer.plan is not None:
         parts.append(_gaps(answer.gaps))
     return Group(*parts)
@@ -63,7 +63,7 @@ def headroom(found: Headroom) -> Group:
     for limit in found.limits:
         then = changes(limit.changed) or "the same"
         rows.add_row(limit.words, format_count(limit.tokens_per_second), _change(limit.gain), then)
-    return Group(title("what holds it back"), Text(found.sentence), rows)
+    return Group(title("what holds it back"), plain(found.sentence), rows)
 
 
 def sensitivity(found: Sensitivity) -> Group:
@@ -121,7 +121,7 @@ def sweep(found: Sweep) -> Group:
         else "nowhere is there a plan"
     )
     ranked = f". Ranked by {found.ordered_by}." if found.ordered_by else ""
-    parts.append(Text(("* the decision flips here" if flips else same) + ranked))
+    parts.append(plain(("* the decision flips here" if flips else same) + ranked))
     return Group(*parts, *bullets(told))
 
 
@@ -164,10 +164,10 @@ def comparison(found: Comparison) -> Group:
         settings.add_row(name, ours, theirs)
     step = _pairs(found.step, one, other, show=seconds, sign=signed, what="where the step goes")
     memory = _pairs(found.memory, one, other, show=format_bytes, sign=signed_memory, what="memory at the peak")
-    parts: list[RenderableType] = [Text(found.verdict, style="bold"), title(f"settings that differ ({found.origin})")]
+    parts: list[RenderableType] = [plain(found.verdict, style="bold"), title(f"settings that differ ({found.origin})")]
     if found.loss_gap is not None:
-        parts.insert(1, Text(f"Beside {one} the validation loss of {other} lies {found.loss_gap.words}."))
-    parts.append(settings if found.settings else Text("none: the two plans are the same"))
+        parts.insert(1, plain(f"Beside {one} the validation loss of {other} lies {found.loss_gap.words}."))
+    parts.append(settings if found.settings else plain("none: the two plans are the same"))
     return Group(*parts, Text(), step, Text(), memory)
 
 

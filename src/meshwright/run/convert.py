@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -287,7 +288,7 @@ def _design(folder: Folder, plan: Path | str | None) -> Design:
     design = catalog.load_design(plan)
     if model_digest(design.model) != model_digest(folder.model):
         what = f"is of {design.model.name}, another model than {folder.path} holds"
-        fix = f"design it with meshwright plan --model {folder.path}"
+        fix = f"design it with meshwright plan --model {shlex.quote(str(folder.path))}"
         raise ConfigError(Problem(what=what, where=str(plan), fix=fix))
     return design
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from meshwright.search.rules import Rule, Scope, choices
-from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import Spike
 from meshwright.spec.plan import Design
-from meshwright.spec.synchronize import PACKINGS, Rounds, SyncKind
+from meshwright.spec.synchronize import ROUND_PRECISIONS, Rounds, SyncKind
 
-ROUND_PRECISIONS = (Precision.FP64, Precision.FP32, Precision.BF16, *PACKINGS)
 _ROUNDS = "plan.gradients.rounds"
 
 

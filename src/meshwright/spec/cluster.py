@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated, TypeAlias
 
+from meshwright.spec.codec import Among
 from meshwright.spec.report import Origin
 
 
@@ -55,6 +57,10 @@ class Precision(StrEnum):
     def quantized(self) -> bool:
         """Operands are quantised before each product, and everything between products stays in bf16."""
         return self in (Precision.FP8, Precision.FP8_ROW, Precision.FP8_BLOCK, Precision.MXFP8, Precision.NVFP4)
+
+
+# The arithmetic that a model is trained in.
+Product: TypeAlias = Annotated[Precision, Among(tuple(kind for kind in Precision if kind.multiplies))]
 
 
 class DeviceKind(StrEnum):

@@ -26,6 +26,19 @@ _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", st
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Among:
+    """Of a field annotated with it: of the members of its enum those that it takes."""
+
+    members: tuple[Enum, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Named:
+    """Of a field of text annotated with it: the name of a thing that is looked up elsewhere. What is no text is kept as
+    it was written, so that whoever knows the names refuses it with those that there are."""
+
+
 def encode(value: Any) -> Any:
     """JSON values for `value`: dataclasses become objects with every field, enums their values."""
     kind: type = type(value)
@@ -109,11 +122,16 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 @cache
 def field_types(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+    return typing.get_type_hints(kind, include_extras=True)
 
 
 def _decode(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
     origin = typing.get_origin(kind)
+    if (members := _members(kind)) is not None:
+        return _decode_choice(members, value, where, problems)
+    if origin is typing.Annotated:
+        is_name = any(isinstance(extra, Named) for extra in kind.__metadata__) and type(value) in (int, float, bool)
+        return _decode(kind.__origin__, _shown(value) if is_name else value, where, problems)
     if origin in (typing.Union, types.UnionType):
         return _decode_union(typing.get_args(kind), value, where, problems)
     if origin is tuple:
@@ -122,15 +140,36 @@ def _decode(kind: Any, value: Any, where: str, problems: list[Problem]) -> Any:
         return _decode_mapping(typing.get_args(kind), value, where, problems)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(typing.cast(type, kind), value, where, problems)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        try:
-            return kind(value)
-        except ValueError as error:
-            names = [str(member.value) for member in kind]
-            fix = error.fix if isinstance(error, NotRead) else nearest(str(value), names)
-            problems.append(Problem(what=f"{_shown(value)} is not a choice", where=where, fix=fix))
-            return None
     return _decode_scalar(kind, value, where, problems)
+
+
+def _members(kind: Any) -> tuple[Enum, ...] | None:
+    """What may be chosen for a field that is an enum, some of one (Among), or one of several; None of other fields."""
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return tuple(kind)
+    if typing.get_origin(kind) is typing.Annotated:
+        return next((extra.members for extra in kind.__metadata__ if isinstance(extra, Among)), None)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        each = [_members(part) for part in typing.get_args(kind)]
+        if all(members is not None for members in each):
+            return tuple(member for members in each for member in members or ())
+    return None
+
+
+def _decode_choice(members: tuple[Enum, ...], value: Any, where: str, problems: list[Problem]) -> Any:
+    told = ""
+    for kind in dict.fromkeys(type(member) for member in members):
+        try:
+            found = kind(value)
+        except ValueError as error:
+            told = error.fix if isinstance(error, NotRead) else told
+            continue
+        if found in members:
+            return found
+        told = told or f"one of {', '.join(sorted(str(member.value) for member in members))}"
+    fix = told or nearest(str(value), [str(member.value) for member in members])
+    problems.append(Problem(what=f"{_shown(value)} is not a choice", where=where, fix=fix))
+    return None
 
 
 def _shown(value: Any) -> str:

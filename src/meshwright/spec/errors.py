@@ -8,19 +8,23 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeVar
+from unicodedata import category
 
 T = TypeVar("T")
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # what the system says of a disk or a person's share that is full
 
 
+_CONTROLS = ("Cc", "Cf", "Cs")  # controls, formats and half characters by their Unicode categories
 LONGEST_WORD = 1000  # characters of a word that a message shows
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, longest: int = LONGEST_WORD) -> str:
     """`text` as a terminal shows it and obeys nothing of it: control characters are spelt out, but for ends of lines
-    and tabs, and words of more than LONGEST_WORD characters are cut."""
-    cut = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:LONGEST_WORD]}...", text)
+    and tabs, and words of more than `longest` characters are cut."""
+    cut = text
+    if len(text) > longest:
+        cut = re.sub(rf"\S{{{longest + 1},}}", lambda word: f"{word[0][:longest]}...", text)
     return spelt_out(cut)
 
 
@@ -29,6 +33,14 @@ def spelt_out(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() or each in "\n\t" else _spelt(each) for each in text)
+
+
+def controls_spelt(text: str) -> str:
+    """As `spelt_out`, for pages: blanks that do not break and their like stay, and what turns the direction of writing
+    is spelt out as other controls are."""
+    if text.isprintable():
+        return text
+    return "".join(_spelt(each) if each not in "\n\t" and category(each) in _CONTROLS else each for each in text)
 
 
 def _spelt(character: str) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import Product
+from meshwright.spec.codec import Named
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.low_rank import Cuttlefish, Dense, LowRank, Pufferfish
 from meshwright.spec.optimizer import Master, Optimizer, OptimizerSpec
@@ -63,7 +64,7 @@ class DataSpec:
     """
 
     sources: tuple[Source, ...] = ()
-    tokenizer: str = "bytes"
+    tokenizer: Annotated[str, Named()] = "bytes"
     document_mask: bool = True
     validation_fraction: float = 0.02
     cache: str | None = None
@@ -318,8 +319,8 @@ class JobSpec:
     sequence_length: int = 2048
     batch_tokens: int = 4 * 2**20
     total_tokens: int = 10**12
-    precision: Automatic | Precision = Automatic.AUTO
-    other_precisions: tuple[Precision, ...] = ()
+    precision: Automatic | Product = Automatic.AUTO
+    other_precisions: tuple[Product, ...] = ()
     data: DataSpec = DataSpec()
     optimizer: Optimizer = OptimizerSpec()
     learning_rate: LearningRate = LearningRate()
@@ -339,10 +340,10 @@ class JobSpec:
     deterministic: bool = False
     peer_timeout_seconds: float = 300.0
     seed: int = 0
-    trackers: tuple[str, ...] = ()
-    techniques: tuple[str, ...] = ()
+    trackers: tuple[Annotated[str, Named()], ...] = ()
+    techniques: tuple[Annotated[str, Named()], ...] = ()
     start: str = ""
-    software: str = Automatic.AUTO.value
+    software: Annotated[str, Named()] = Automatic.AUTO.value
     schema: int = 1
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from meshwright.spec import codec
-from meshwright.spec.cluster import ClusterSpec, Precision
+from meshwright.spec.cluster import ClusterSpec, Precision, Product
 from meshwright.spec.exchange import Exchange
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
@@ -105,7 +105,7 @@ class BlockGroup:
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = Recompute.NONE
     offload: Offload = Offload.NONE
-    precision: Precision = Precision.BF16
+    precision: Product = Precision.BF16
     training: Training = Training.ALL
     shards: int | None = None
 

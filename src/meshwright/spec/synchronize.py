@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
+from typing import Annotated
 
 from meshwright.spec.cluster import Precision
+from meshwright.spec.codec import Among
 from meshwright.spec.compression import COMPRESSIONS, Compression
 
 SCALE_BYTES = 4  # of every part that travels in eight bits, or as signs
@@ -92,6 +94,8 @@ PACKINGS: Mapping[Precision, Packing] = MappingProxyType(
         Precision.INT4: Packing(elements=BLOCK, block_bytes=BLOCK // 2 + 2, head_bytes=0),
     }
 )
+# What learners send: numbers as they are, or rounded.
+ROUND_PRECISIONS: tuple[Precision, ...] = (Precision.FP64, Precision.FP32, Precision.BF16, *PACKINGS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +181,7 @@ class SynchronizeSpec:
     kinds: tuple[SyncKind, ...] = ()
     every: int = 0
     most_every: int = 128
-    precision: Precision = Precision.FP32
+    precision: Annotated[Precision, Among(ROUND_PRECISIONS)] = Precision.FP32
     quorum: int = 0
     grace_seconds: float = 0.0
     most_left_out: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright import catalog
+from meshwright.cost.predict import predict
 from meshwright.lab.fabric import Namespace
 from meshwright.run.chaos.compare import compare
 from meshwright.run.chaos.record import read_chaos, write_chaos
@@ -17,8 +19,9 @@ from meshwright.run.claim import check_free
 from meshwright.run.files import load_design
 from meshwright.run.machine import cache_root
 from meshwright.run.outcome import is_finished
-from meshwright.run.preflight import job_problems
+from meshwright.run.preflight import check_design, check_machine, check_run_dir, job_problems
 from meshwright.run.signals import interrupted_by_signals
+from meshwright.run.train import with_absolute_paths
 from meshwright.spec.chaos import Chaos, Curve
 from meshwright.spec.errors import ConfigError, MeshwrightError, Problem, WorkerFailed
 from meshwright.spec.faults import Fault, FaultKind
@@ -43,11 +46,11 @@ def chaos(
 
     Faults are those that `check_faults` lets pass. Raises ConfigError where `run_dir` holds another run, or `against`
     does, where the run goes on already, where faults were done to it before and more are asked for, where the moment of
-    one is over, and where no launch could begin the job on this machine.
+    one is over; and as `train` does where no launch could begin the job on this machine.
     """
     folder, given = expanded(run_dir).absolute(), expanded(plan).absolute()
     if (folder / "design.json").is_file() and given != folder:
-        fix = f"meshwright chaos {folder} goes on with it; --run names another directory"
+        fix = f"meshwright chaos {shlex.quote(str(folder))} goes on with it; --run names another directory"
         raise ConfigError(Problem(what="this directory holds a run already", where=str(folder), fix=fix))
     check_free(folder)
     earlier = read_chaos(folder) if given == folder else None
@@ -56,8 +59,8 @@ def chaos(
         raise ConfigError(Problem(what="chaos was done to this run before", where=str(folder), fix=fix))
     _check_moments(folder, faults)
     design = catalog.load_design(given, sets=sets)
-    if problems := job_problems(design.job, model_vocab=design.model.vocab):
-        raise ConfigError(problems)
+    if not is_finished(folder):
+        _check_launch(design, folder)
     with interrupted_by_signals():
         trial = _tried(given, folder, faults, earlier, design=design, sets=sets, say=say)
         found = _found(folder, trial, plan=design.plan.digest(), curve=earlier.curve if earlier else None, say=say)
@@ -67,6 +70,17 @@ def chaos(
             found = replace(found, curve=curve)
         write_chaos(folder, found)
     return found
+
+
+def _check_launch(design: Design, folder: Path) -> None:
+    """Raises as the first launch would refuse the job, its plan, this machine or the directory, before anything is
+    done."""
+    if problems := job_problems(design.job, model_vocab=design.model.vocab):
+        raise ConfigError(problems)
+    asked = with_absolute_paths(design)
+    check_design(asked)
+    check_run_dir(asked, run_dir=folder, resume=(folder / "design.json").is_file())
+    check_machine(asked, predicted=predict(asked), run_dir=folder)
 
 
 def _check_moments(run_dir: Path, faults: Sequence[Fault]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from statistics import median_low
 from typing import TYPE_CHECKING, TextIO
 
+from meshwright.spec.errors import printable
 from meshwright.spec.units import format_bytes, format_count, format_percent, format_seconds
 from meshwright.train.observe.metrics import Metrics
 
@@ -158,10 +159,10 @@ class _Live:
         return self._live.console.width
 
     def show(self, line: str) -> None:
-        self._live.update(self._text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._live.update(self._text(printable(line), no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def keep(self, line: str) -> None:
-        self._live.console.print(self._text(line))
+        self._live.console.print(self._text(printable(line)))
 
     def finish(self) -> None:
         self._live.stop()
