@@ -10,6 +10,7 @@ from meshwright.cost import PlanTable, evaluate
 from meshwright.cost.links import lay_links
 from meshwright.cost.offload import away_seconds, carried, host_rate
 from meshwright.cost.optimizers import host_bytes
+from meshwright.cost.overlap import Traffic
 from meshwright.cost.stacks import software
 from meshwright.cost.states import state_bytes
 from meshwright.cost.table import OFFLOADS, SHARDINGS
@@ -121,3 +122,19 @@ def test_what_leaves_a_node_takes_the_lanes_of_its_devices():
     assert links.layer.context.runs.far.tolist() == [False, False, True]
     alone = lay_links(table, group=replace(entry, host=None), cluster=cluster, software=software("torch"))
     assert not alone.data.sharded.lanes.any()
+
+
+def test_where_nothing_but_their_lanes_joins_devices_what_stays_in_a_node_takes_them_too():
+    entry = group()
+    lanes = replace(entry, inside=replace(entry.inside, bandwidth=entry.host.bandwidth, peers=None))
+    cluster = replace(selene(nodes=1), groups=(lanes,))
+    table = PlanTable.build({"shard": [8, 2, 1]}, layouts=[even_layout(layers=4, pipeline=1)])
+    links, apart = (
+        lay_links(table, group=each, cluster=replace(cluster, groups=(each,)), software=software("torch"))
+        for each in (lanes, entry)
+    )
+    assert links.data.sharded.lanes == pytest.approx(np.array([7 / 8, 1 / 2, 0.0]) / 24e9)
+    assert not apart.data.sharded.lanes.any()
+    traffic = Traffic.over(np.full(3, 0.01), links.data.sharded, num_bytes=np.full(3, 100e6))
+    assert traffic.near.tolist() == [0.01] * 3
+    assert traffic.lanes == pytest.approx(np.array([7 / 8, 1 / 2, 0.0]) * 100e6 / 24e9)

@@ -106,12 +106,14 @@ class _Floor:
         """Of collectives that pass a tensor around `ring` so many times, or whose ranks send each of the others theirs.
 
         A device sends through its adapter what leaves the node, or rack, divided over the ranks of the group there.
+        Where a node has no links but its devices' lanes, they carry what stays in it.
         """
-        far = ring.racks > 1.0
+        far, host, inside = ring.racks > 1.0, self.group.host, self.group.inside
         share = (ring.size - ring.fewest_rack if direct else (ring.size - 1.0) / ring.fewest_rack) / ring.size
-        host = self.group.host
         rate = np.inf if host is None else host.bandwidth * host.efficiency
-        return Way(far=far[self.inverse], lanes=(np.where(far, turns * share, 0.0) / rate)[self.inverse])
+        only_lanes = host is not None and inside.bandwidth <= host.bandwidth
+        within = (ring.size - 1.0) / ring.size if only_lanes else np.zeros_like(ring.size)
+        return Way(far=far[self.inverse], lanes=(turns * np.where(far, share, within) / rate)[self.inverse])
 
     def data(self, replicas: Dim, *shards: Dim) -> DataLinks:
         sharded, copies, both = self.around(*shards), self.around(replicas), self.around(replicas, *shards)

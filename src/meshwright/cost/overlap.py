@@ -22,7 +22,8 @@ LINKS = ("work", "near", "far", "lanes")
 class Way:
     """Whether adapters join the ranks of a collective, and seconds of a device's own lanes a byte of its tensor.
 
-    A device reaches its adapter over the lanes on which it copies to the host's memory. Arrays of shape (rows,).
+    A device reaches its adapter, and where nothing else joins them the others of its node, over the lanes on which it
+    copies to the host's memory. Arrays of shape (rows,).
     """
 
     far: BoolArray
@@ -33,7 +34,7 @@ class Way:
 class Traffic:
     """Seconds that collectives take alone, over links in a node (or rack) and over adapters.
 
-    The latter keep each device's `lanes` to its adapter and its host busy, no longer than they last themselves.
+    They keep each device's `lanes` to its adapter and its host busy, no longer than they last themselves.
     """
 
     near: FloatArray
@@ -46,7 +47,7 @@ class Traffic:
         several = np.ndim(seconds) == 2
         rows, each = (way.far[:, None], way.lanes[:, None]) if several else (way.far, way.lanes)
         far = np.where(rows, seconds, 0.0)
-        return cls(near=np.where(rows, 0.0, seconds), far=far, lanes=np.minimum(far, each * num_bytes))
+        return cls(near=np.where(rows, 0.0, seconds), far=far, lanes=np.minimum(seconds, each * num_bytes))
 
     @classmethod
     def none(cls, like: FloatArray) -> Traffic:
