@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 import meshwright
-from meshwright import catalog, search
+from meshwright import catalog, cost, search
 from meshwright.cli import main
 from meshwright.cost import PlanTable
-from meshwright.cost.stacks import SOFTWARE
+from meshwright.cost.stacks import software
 from meshwright.export import NotExpressible, Peer, Verdict, export, holder, read
 from meshwright.export.peers import nearest
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import Explorer
 from meshwright.spec.errors import ConfigError, NoPlanFits
-from meshwright.spec.job import Constraints, JobSpec
+from meshwright.spec.job import Constraints, JobSpec, Switch
 from tests.export.plans import LENGTH
 from tests.support.sampled import sampled
 
@@ -178,13 +178,61 @@ def test_the_command_plans_for_a_trainer(tmp_path: Path, capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out)["trainer"] == "torchtitan"
 
 
+ON_A100 = ("llama-3.1-8b", "16xA100-40GB")
+
+
+def test_a_plan_for_a_trainer_is_chosen_by_the_seconds_of_its_own_software() -> None:
+    def found(*sets: str) -> search.Decision:
+        job = catalog.load_job(None, sets=["batch_tokens=256Ki", *sets])
+        return meshwright.design(*ON_A100, job, top=1, trainer="megatron-lm")
+
+    own, named, ours = found(), found("software=megatron-core"), found("software=torch")
+    assert own.report.software == own.design.job.software == "megatron-core"
+    assert own.design.plan == named.design.plan
+    assert own.report.step_seconds == named.report.step_seconds
+    assert ours.report.software == ours.design.job.software == "torch"
+    assert own.design.plan != ours.design.plan
+    moved = replace(ours.design, job=own.design.job)
+    assert own.report.step_seconds < cost.predict(moved).step_seconds
+
+
 def test_a_plan_for_a_trainer_says_whose_seconds_it_tells(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["plan", "--model", "llama-3.2-1b", "--cluster", "8xH100", "--set", "batch_tokens=256Ki", "--top", "1"]
     assert main([*asked, "--for", "megatron-lm"]) == 0
+    assert "priced as megatron-core, the software of megatron-lm" in " ".join(capsys.readouterr().out.split())
+    assert main([*asked, "--for", "megatron-lm", "--set", "software=torch"]) == 0
     told = " ".join(capsys.readouterr().out.split())
-    assert "of this runtime, not of megatron-lm: --set software=megatron-core prices" in told
-    assert main([*asked, "--for", "megatron-lm", "--set", "software=megatron-core"]) == 0
-    assert "of this runtime, not of" not in capsys.readouterr().out
+    assert "priced as torch, the software that the job names; megatron-lm's own is megatron-core" in told
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_a_saved_plan_for_a_trainer_is_predicted_as_it_was_chosen(peer: Peer, tmp_path: Path) -> None:
+    out = tmp_path / "plan.json"
+    words = ["plan", "-m", ON_A100[0], "-c", ON_A100[1], "--set", "batch_tokens=256Ki", "--for", peer.value]
+    assert main([*words, "--out", str(out)]) == 0
+    design = catalog.load_design(out)
+    kept = search.read_decision(out, plan=design.plan)
+    assert kept is not None
+    assert design.job.software == kept.report.software == holder(peer.value).stack(JobSpec())
+    assert cost.predict(design).step_seconds == kept.report.step_seconds
+    step = next(row for row in meshwright.explain(out).rows if row.name == "step")
+    assert step.predicted == kept.report.step_seconds
+
+
+def test_questions_about_a_plan_for_a_trainer_are_priced_as_its_software() -> None:
+    asked = search.Question(
+        model=catalog.load_model(ON_A100[0]),
+        cluster=catalog.load_cluster(ON_A100[1]),
+        job=catalog.load_job(None, sets=["batch_tokens=256Ki"]),
+        trainer=holder("megatron-lm"),
+    )
+    decision = search.design(asked.model, asked.cluster, asked.job, trainer=asked.trainer, top=1)
+    answer = search.why_not(asked, decision, {"tensor": 2})
+    assert answer.report is not None
+    assert answer.report.software == "megatron-core"
+    swept = search.sweep(asked, ["batch_tokens=256Ki,512Ki"]).points[0].best
+    assert swept is not None
+    assert swept.step_seconds == decision.report.step_seconds
 
 
 @pytest.mark.parametrize("peer", Peer)
@@ -203,5 +251,8 @@ def test_a_plan_for_a_trainer_is_chosen_without_the_document_mask_that_it_lacks(
     assert not [line for line in plain.why if line.startswith(told)]
 
 
-def test_every_trainer_has_a_stack_that_is_known() -> None:
-    assert {holder(peer.value).stack for peer in Peer} <= set(SOFTWARE)
+@pytest.mark.parametrize("switch", Switch)
+@pytest.mark.parametrize("peer", Peer)
+def test_every_trainer_has_a_stack_that_is_known(peer: Peer, switch: Switch) -> None:
+    said = software(holder(peer.value).stack(JobSpec(compile=switch)))
+    assert said.compiled == (peer is Peer.TORCHTITAN and switch is Switch.ON)  # as the file says compile.enable

@@ -14,16 +14,17 @@ from meshwright.export.peers import Peer, peer_named, precisions, refusals, refu
 from meshwright.export.refuse import NotExpressible
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
-from meshwright.spec.job import JobSpec
+from meshwright.spec.job import Automatic, JobSpec, Switch
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 
 Mask = npt.NDArray[np.bool_]
 _STACKS = {
-    Peer.TORCHTITAN: "torch-2025-compiled",
+    Peer.TORCHTITAN: "torch-2025",
     Peer.MEGATRON_LM: "megatron-core",
     Peer.DEEPSPEED: "megatron-deepspeed",
 }
+_COMPILED = "torch-2025-compiled-fused-loss"  # compile.components of torchtitan v0.2.2: model and loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +37,20 @@ class Holder:
     def name(self) -> str:
         return self.peer.value
 
-    @property
-    def stack(self) -> str:
-        return _STACKS[self.peer]
+    def stack(self, job: JobSpec) -> str:
+        """The software that the exported file starts, which of the three torchtitan alone compiles."""
+        compiled = self.peer is Peer.TORCHTITAN and job.compile is Switch.ON
+        return _COMPILED if compiled else _STACKS[self.peer]
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
         return precisions(self.peer)
 
     def trained(self, job: JobSpec) -> JobSpec:
-        """The job as the peer trains it: no file that is written here masks documents."""
-        return replace(job, data=replace(job.data, document_mask=False))
+        """The job as the peer trains it: no file that is written here masks documents, and what runs is its own
+        software unless the job names another."""
+        stack = self.stack(job) if job.software == Automatic.AUTO else job.software
+        return replace(job, software=stack, data=replace(job.data, document_mask=False))
 
     def refused(self, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mapping[str, Mask]:
         """Rows that the peer cannot say, shape (rows,), by the field of the plan that it is for."""

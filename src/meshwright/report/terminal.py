@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.cost.stacks import OWN
+from meshwright.export import holder
 from meshwright.report.rows import row_words
 from meshwright.report.terminal_parts import WIDE, bullets, plain, table, title
 from meshwright.report.terminal_step import WaterfallView
@@ -103,8 +104,13 @@ def _software_words(value: Decision) -> tuple[str, ...]:
     name = value.report.software
     if not name:
         return ()
-    if value.design.job.software != Automatic.AUTO:
-        return (f"priced as {name}, the software that the job names",)
+    job = value.design.job
+    if job.software != Automatic.AUTO:
+        own = holder(value.trainer).stack(job) if value.trainer else ""
+        if name == own:
+            return (f"priced as {name}, the software of {value.trainer}",)
+        rest = f'; {value.trainer}\'s own is {own}, that of software = "auto"' if own else ""
+        return (f"priced as {name}, the software that the job names{rest}",)
     return (f"priced as {name}, {'this runtime' if name == OWN else 'which runs on these devices'}",)
 
 

@@ -15,7 +15,7 @@ from meshwright.search.refine import entry_order
 from meshwright.search.trainer import Trainer
 from meshwright.search.worth import TRIED, worth_of_kind
 from meshwright.spec.cluster import DeviceSpec, Precision
-from meshwright.spec.job import Automatic, JobSpec
+from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import AxisName, Design, Recompute, Schedule
 from meshwright.spec.report import LineName, Report
 from meshwright.spec.synchronize import SyncKind
@@ -108,19 +108,11 @@ def _chances(report: Report, other: Report) -> str:
 
 
 def advise_trainer(asked: JobSpec, trainer: Trainer | None) -> Iterator[str]:
-    """Where a plan is for another trainer: that it is chosen without the document mask that is `asked`, and priced as
-    this runtime runs it."""
-    if trainer is None:
-        return
-    if asked.data.document_mask and not trainer.trained(asked).data.document_mask:
+    """Where a plan is for another trainer: that it is chosen without the document mask that is `asked`."""
+    if trainer is not None and asked.data.document_mask and not trainer.trained(asked).data.document_mask:
         yield (
             f"documents that share a sequence see each other in {trainer.name} as it is exported to: this design has "
             "data.document_mask = false"
-        )
-    if asked.software == Automatic.AUTO and asked.software != trainer.stack:
-        yield (
-            f"seconds and memory are of this runtime, not of {trainer.name}: --set software={trainer.stack} prices its "
-            "kernels and what it overlaps; another plan may be best then"
         )
 
 

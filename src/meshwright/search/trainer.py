@@ -25,9 +25,8 @@ class Trainer(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def stack(self) -> str:
-        """The software, as a job names it, that it is priced as."""
+    def stack(self, job: JobSpec) -> str:
+        """The software, as a job names it, that it trains `job` with."""
         ...
 
     @property
@@ -36,7 +35,8 @@ class Trainer(Protocol):
         ...
 
     def trained(self, job: JobSpec) -> JobSpec:
-        """The job as it trains it, without what it does not do whatever the plan."""
+        """The job as it trains it: without what it does not do whatever the plan, and with its own software where the
+        job names none."""
         ...
 
     def refused(self, table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mapping[str, Mask]:

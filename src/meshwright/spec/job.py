@@ -312,7 +312,8 @@ class JobSpec:
     Hugging Face folder whose weights a new run begins with; "" draws them from `seed`. With `low_rank` training ends on
     thin factors of matrices where that pays; `skip` allows microbatches that leave out stages of a pipeline. A rank
     that waits longer than `peer_timeout_seconds` for another one ends the run. `software` is what plans are priced as;
-    where it is not said, what runs on the devices: this runtime, and XLA on TPUs.
+    where it is not said, what runs on the devices: this runtime, and XLA on TPUs; of plans made for another trainer
+    what that runs.
     """
 
     name: str = "job"
