@@ -14,10 +14,11 @@ import pytest
 
 from meshwright import catalog, cost, search
 from meshwright.cost import PlanTable, uncertainty
-from meshwright.search import Scope, check, decide
+from meshwright.search import Scope, check, decide, laid_out
 from meshwright.search.candidate import TIE
-from meshwright.search.decide import best_refined, explored, legal_space
+from meshwright.search.decide import explored, legal_space
 from meshwright.search.explore import Explorer
+from meshwright.search.laid_out import best_refined
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.refine import refine
 from meshwright.spec import codec
@@ -86,7 +87,7 @@ def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.M
     priced = found.priced
     refined, settled = best_refined(found, 3)
     assert settled
-    assert len(refined) < decide.MOST * 3
+    assert len(refined) < laid_out.MOST * 3
     promised = [made for made, _ in refined[:3]]
 
     def slowed(*args: Any, **asked: Any) -> list[tuple[Design, Report]]:
@@ -100,7 +101,7 @@ def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.M
     monkeypatch.setattr(decide, "refine", slowed)
     others, settled = best_refined(found, 3)
     assert not settled
-    assert len(others) == decide.MOST * 3
+    assert len(others) == laid_out.MOST * 3
     monkeypatch.setattr(decide, "MOST", 50)
     others, settled = best_refined(found, 3)
     assert settled

@@ -29,6 +29,7 @@ AT_LEAST_ONE = (
     "elastic.copies_every",
     "optimizer.steps",
     "synchronize.most_every",
+    "constraints.slowdown",
 )
 ABOVE_ZERO = (
     "peer_timeout_seconds",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
@@ -31,6 +30,7 @@ from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BlockLeast, Least
 from meshwright.search.round_trips import round_trips
 from meshwright.search.space import Space
+from meshwright.search.spread import Spread
 from meshwright.search.travel import Lasts, Work, least_seconds
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
@@ -39,6 +39,7 @@ from meshwright.spec.plan import Offload, ScheduleKind
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 _AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 _WORKING = ("working", "half", "ending", "giving", "given", "gathering", "mixing", "opening")
 _ALL_AWAY = OFFLOADS.index(Offload.PARAMETERS)
@@ -74,23 +75,26 @@ class Bounds:
         self._fullest: Ids = np.zeros((1, 3), dtype=np.int64)
         self._number = self._arrays.everything[0, :-1]
         self._least = Least(space, kinds=self._arrays.kinds, model=model, cluster=cluster, job=job)
+        self._spread = Spread(space, cluster=cluster)
 
     def frames(self) -> Floats:
-        """Seconds of the best plan of every frame, whatever it chooses: an equal share of the work on all blocks."""
-        forward, backward = self._least.endless()
-        each = ((forward + backward) @ self._number)[self._least.setting]
+        """Seconds of the best plan of every frame, whatever it chooses: the work on all blocks, divided among its ranks
+        as their machines are fast."""
+        each = (self._least.endless() @ self._number).T[self._least.setting]
         frames = self._space.frames
         local = self._job.batch_sequences // frames["data"]
         names = ("tensor", "sequence_parallel", "context", "pipeline")
         columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in names}
         columns |= {"replicate": frames["data"], "microbatch": local, "precision": frames["precision"]}
         carried = self._carried(PlanTable.build(columns, layouts=()), np.ones(len(local)))
-        return np.asarray(np.maximum(each * local / frames["pipeline"], carried))
+        work = self._spread.together(each, np.arange(len(local))) * local
+        return np.asarray(np.maximum(work, carried))
 
     def shared(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches of `table`, whatever else it chooses, shape (rows,)."""
-        forward, backward = self._either(table, frames, cuts=self._least.cuts)
-        work = (forward + backward) @ self._number * table.microbatches / table.pipeline
+        ways = [self._found(table, frames, sharded, cut) for sharded, cut in product((False, True), self._least.cuts)]
+        each = reduce(np.minimum, [self._least.passes_on_each(at) @ self._number for _, at in ways])
+        work = self._spread.together(each.T, frames) * table.microbatches
         return np.asarray(np.maximum(work, self._carried(table, table.microbatches.astype(np.float64))))
 
     def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
@@ -102,16 +106,19 @@ class Bounds:
         work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
         return np.asarray(np.maximum(work, self._crossed(table, forward, backward)) + self._tied(effective(table)))
 
-    def _either(self, table: PlanTable, frames: Ids, *, cuts: Sequence[bool] | None = None) -> tuple[Floats, Floats]:
-        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not; in slices or not, as `cuts` says
-        or else every row."""
+    def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
+        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
         found = []
-        rows = [table.slices > 1] if cuts is None else [np.full(len(table), cut) for cut in cuts]
-        for sharded, cut in product((False, True), rows):
-            blocks, at = self._least.of(table, frames=frames, sharded=np.full(len(table), sharded), cut=cut)
+        for sharded in (False, True):
+            blocks, at = self._found(table, frames, sharded, table.slices > 1)
             found.append((blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0)))
         forward, backward = (reduce(np.minimum, values) for values in zip(*found, strict=True))
         return forward, backward
+
+    def _found(self, table: PlanTable, frames: Ids, sharded: bool, cut: Mask | bool) -> tuple[BlockLeast, Ids]:
+        """Blocks known, and which of them each row has where it is `sharded` or not and `cut` into slices or not."""
+        every = np.ones(len(table), dtype=np.bool_)
+        return self._least.of(table, frames=frames, sharded=every & sharded, cut=every & cut)
 
     def _entered(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
         """Seconds before every rank's first work and after its last, of blocks of those seconds (rows, kinds)."""

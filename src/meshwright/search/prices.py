@@ -103,12 +103,17 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
 
 
 def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mask:
-    """Rows whose parameters and optimizer state alone fit on the largest device; no row that fits is left out.
+    """Rows whose parameters and optimizer state alone fit on the largest device; no row that fits is left out."""
+    room = max(group.device.memory_bytes for group in cluster.groups)
+    return np.asarray(least_states(table, model=model, job=job) <= room, dtype=np.bool_)
+
+
+def least_states(table: PlanTable, *, model: ModelSpec, job: JobSpec) -> Floats:
+    """Bytes of parameters and optimizer state that the fullest pipeline rank of every row holds at the least.
 
     The fullest pipeline rank holds at least an equal share of the parameters. Each is kept once in the precision
     that multiplies and as the moments that the optimizer has, divided over as many ranks as the sharding allows.
     """
-    room = max(group.device.memory_bytes for group in cluster.groups)
     sizes = state_bytes(table)
     inside = np.maximum(table.tensor, table.expert * table.expert_tensor)
     share = model.parameters / (inside * table.pipeline)
@@ -119,4 +124,4 @@ def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: Jo
     moments = np.where(
         here, least_state(job.optimizer, wide=sizes.wide) / np.where(table.sharding >= ZERO1, over, 1.0), 0.0
     )
-    return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)
+    return np.asarray(share * (parameters + moments), dtype=np.float64)
