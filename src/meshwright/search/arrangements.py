@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, permutations
 
 from meshwright import cost
-from meshwright.search.precision_runs import runs
+from meshwright.search.precisions import runs
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design

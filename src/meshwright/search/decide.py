@@ -116,15 +116,17 @@ def best(
     trainer: Trainer | None = None,
     explained: bool = True,
     below: float = np.inf,
+    within: float | None = None,
 ) -> Best:
     """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does; that
     there is none is only said where it need not be `explained`, which takes as long as many searches.
 
-    Where `below` is a value of what is minimised, there may be none unless a plan has less of it.
+    Where `below` is a value of what is minimised, there may be none unless a plan has less of it. Where steps are to
+    take no longer than `within` seconds, as they are expected, the fastest plan is not asked for.
     """
     made_better = job.skip.share > 0.0 or job.synchronize.most_left_out > 0.0  # than what the search finds
     below = np.inf if made_better else BESIDE * below
-    asked = partial(_tried, model, cluster, job, top=1, trainer=trainer, explained=explained)
+    asked = partial(_tried, model, cluster, job, top=1, trainer=trainer, explained=explained, within=within)
     tried = asked(alone=not made_better, below=below)
     refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
@@ -193,6 +195,7 @@ def _tried(
     explained: bool = True,
     alone: bool = False,
     below: float = np.inf,
+    within: float | None = None,
 ) -> _Tried:
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
@@ -205,8 +208,10 @@ def _tried(
     top = max(top, RANKED) if job.objective is Objective.MEMORY else top
     if trainer is not None:
         job = trainer.trained(replace(job, constraints=replace(job.constraints, order=Order.USUAL)))
-    fastest = _fastest(model, cluster, job, trainable=trainable, trainer=trainer, explained=explained)
-    within = np.inf if fastest is None else slowest_seconds(fastest.refined[0], job)
+    fastest = None
+    if within is None:
+        fastest = _fastest(model, cluster, job, trainable=trainable, trainer=trainer, explained=explained)
+        within = np.inf if fastest is None else slowest_seconds(fastest.refined[0], job)
     asked = partial(_arranged, model, job=job, trainable=trainable, trainer=trainer, within=within)
     found: list[Explorer] = []
     fitting: list[_Arranged] = []

@@ -1,12 +1,16 @@
-"""The precisions of a job on the first machines of a cluster: where it says none, they follow the machines."""
+"""The precisions of plans: a job says them, or they follow the machines that each plan uses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
+
+from meshwright.cost.table import PRECISIONS
 from meshwright.search.job_rules import allowed_precisions
+from meshwright.search.product import Product
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Automatic, Devices, JobSpec
@@ -51,3 +55,24 @@ def _allowed(job: JobSpec, cluster: ClusterSpec) -> tuple[Precision, ...]:
         return allowed_precisions(job, cluster)
     except ConfigError:
         return ()
+
+
+def add_precisions(
+    product: Product, cluster: ClusterSpec, job: JobSpec, *, trained: Sequence[Precision], tiles: bool
+) -> None:
+    """The precisions of the job, or where it says none those of the first machines of `cluster`, on which each plan
+    lies. Where one of them is among `trained`, not those that are not, and not fp16 over context ranks where nothing
+    puts its `tiles` together."""
+    product.times(["precision"], [[PRECISIONS.index(kind)] for kind in allowed_precisions(job, cluster)])
+    known = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in trained])
+    if known.any():
+        product.keep(known, "runtime-precision")
+    cut = (product["context"] > 1) & (product["precision"] == PRECISIONS.index(Precision.FP16)) & (not tiles)
+    if not cut.all():
+        product.keep(~cut, "runtime-precision")
+    world = product["tensor"] * product["context"] * product["pipeline"] * product["data"]
+    own = np.zeros(len(world), dtype=np.bool_)
+    for run in runs(cluster, job):
+        there = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in run.precisions])
+        own |= there & (world > run.after) & (world <= run.devices)
+    product.keep(own)
