@@ -14,7 +14,7 @@ import pytest
 
 from meshwright import catalog, cost, search
 from meshwright.cost import PlanTable, uncertainty
-from meshwright.search import Scope, check, decide, laid_out
+from meshwright.search import Scope, check, laid_out
 from meshwright.search.candidate import TIE
 from meshwright.search.decide import explored, legal_space
 from meshwright.search.explore import Explorer
@@ -98,11 +98,11 @@ def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.M
             found.append((made, replace(report, step=replace(report.step, seconds=seconds))))
         return found
 
-    monkeypatch.setattr(decide, "refine", slowed)
+    monkeypatch.setattr(laid_out, "refine", slowed)
     others, settled = best_refined(found, 3)
     assert not settled
     assert len(others) == laid_out.MOST * 3
-    monkeypatch.setattr(decide, "MOST", 50)
+    monkeypatch.setattr(laid_out, "MOST", 50)
     others, settled = best_refined(found, 3)
     assert settled
     assert not any(made in promised for made, _ in others[:3])
