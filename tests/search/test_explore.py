@@ -11,13 +11,14 @@ import pytest
 from meshwright import catalog
 from meshwright.cost import PlanTable, evaluate, fitting
 from meshwright.cost.table import PRECISIONS, SCHEDULES, column_names
-from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.bound import Bounds
 from meshwright.search.choices import PLAN, SCHEDULE, SHARDING, Choices
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import SURE, Explorer
 from meshwright.search.floors import Floors
 from meshwright.search.prices import price
 from meshwright.search.product import Product
+from meshwright.search.states_held import least_bytes
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec, Link, Precision
 from meshwright.spec.job import Constraints, JobSpec, Objective

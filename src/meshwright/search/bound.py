@@ -17,14 +17,14 @@ from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.links import lay_links
 from meshwright.cost.memory import Peak, memory, what_memory_counts
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.optimizers import host_bytes, least_state
+from meshwright.cost.optimizers import host_bytes
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers
 from meshwright.cost.stacks import software_of
 from meshwright.cost.states import experts_apart, state_bytes
-from meshwright.cost.table import OFFLOADS, SCHEDULES
+from meshwright.cost.table import SCHEDULES
 from meshwright.cost.tied import tied_seconds
 from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BlockLeast, Least
@@ -35,14 +35,12 @@ from meshwright.search.travel import Lasts, Work, least_seconds
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
-from meshwright.spec.plan import Offload, ScheduleKind
+from meshwright.spec.plan import ScheduleKind
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
-_AWAY = OFFLOADS.index(Offload.OPTIMIZER)
 _WORKING = ("working", "half", "ending", "giving", "given", "gathering", "mixing", "opening")
-_ALL_AWAY = OFFLOADS.index(Offload.PARAMETERS)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
     for kind in (
@@ -103,8 +101,20 @@ class Bounds:
         forward, backward = self._either(table, frames)
         total = self._count(table).total.take(table.layout, axis=0)[..., :-1]
         before = self._entered(table, forward, backward)
-        work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
+        own = _summed(total, forward + backward)
+        own = own if len(self._cluster.groups) == 1 else self._on_slowest(table, frames, total)
+        work = (before + table.microbatches[:, None] * own).max(axis=1)
         return np.asarray(np.maximum(work, self._crossed(table, forward, backward)) + self._tied(effective(table)))
+
+    def _on_slowest(self, table: PlanTable, frames: Ids, total: Floats) -> Floats:
+        """Seconds of a microbatch's passes through the `total` blocks of every rank on the slowest of its machines,
+        shape (rows, ranks), sharded or not."""
+        ways = [self._found(table, frames, sharded, table.slices > 1) for sharded in (False, True)]
+        each = reduce(np.minimum, [self._least.passes_on_each(at) for _, at in ways])
+        here = covers(table, self._count(table).rank[table.layout], cluster=self._cluster)
+        return np.asarray(
+            np.max([np.where(here[..., index], _summed(total, own), 0.0) for index, own in enumerate(each)], axis=0)
+        )
 
     def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
         """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
@@ -379,19 +389,3 @@ def _as_blocks(found: BlockLeast, rows: Ids, table: PlanTable) -> list[_Held]:
         )
         for kind in range(kinds)
     ]
-
-
-def least_bytes(space: Space, *, model: ModelSpec, job: JobSpec) -> Floats:
-    """Bytes that the fullest device of every plan of each frame holds, shape (frames,).
-
-    An equal share of the parameters, in the precision that multiplies, and of the moments unless they may be in the
-    host's memory, divided over all ranks of a stage.
-    """
-    sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
-    if _ALL_AWAY in space.values("offload"):
-        return np.zeros(len(space.frames["precision"]))
-    leaves = _AWAY in space.values("offload")
-    each = sizes.compute + (0.0 if leaves else least_state(job.optimizer, wide=sizes.wide))
-    frames = space.frames
-    ranks = frames["tensor"] * frames["context"] * frames["data"] * frames["pipeline"]
-    return np.asarray(model.parameters / ranks * each, dtype=np.float64)

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.search.bound import least_bytes
 from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
+from meshwright.search.states_held import least_bytes
 from meshwright.search.trainer import Held, Trainer
 from meshwright.search.wanted import Wanted
 from meshwright.search.worth import worth_of_rows

@@ -16,9 +16,10 @@ from meshwright.cost.uncertainty import least_upper
 from meshwright.search.bound import Bounds
 from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.meetings import EVERY_STEP
-from meshwright.search.prices import least_states, may_fit
+from meshwright.search.prices import may_fit
 from meshwright.search.schedules import ONE_F_ONE_B
 from meshwright.search.space import Space
+from meshwright.search.states_held import least_states
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
