@@ -9,9 +9,10 @@ import pytest
 from meshwright import catalog, search
 from meshwright.search import Question, why_not
 from meshwright.search.alternatives import Alternatives, settle
-from meshwright.search.decide import best, best_of, best_refined, legal_space
+from meshwright.search.decide import best, legal_space
 from meshwright.search.explain import DIMENSIONS, compared, held
 from meshwright.search.explore import Explorer
+from meshwright.search.laid_out import best_of, best_refined
 from meshwright.search.refine import Entry, entry_value
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import Constraints, JobSpec, Objective

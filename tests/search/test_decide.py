@@ -14,10 +14,11 @@ import pytest
 
 from meshwright import catalog, cost, search
 from meshwright.cost import PlanTable, uncertainty
-from meshwright.search import Scope, check, decide
+from meshwright.search import Scope, check, laid_out
 from meshwright.search.candidate import TIE
-from meshwright.search.decide import best_refined, explored, legal_space
+from meshwright.search.decide import explored, legal_space
 from meshwright.search.explore import Explorer
+from meshwright.search.laid_out import best_refined
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.refine import refine
 from meshwright.spec import codec
@@ -45,7 +46,7 @@ def everything(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[Pl
 @pytest.mark.parametrize("objective", list(Objective))
 def test_no_plan_that_fits_is_better_than_the_best(objective: Objective) -> None:
     """Neither as closed forms tell it nor laid out again as the best was."""
-    job = replace(samples.job(sequences=8, constraints=Constraints(devices="any")), objective=objective)
+    job = replace(samples.job(sequences=8), objective=objective, constraints=Constraints(devices="any", slowdown=1e9))
     cluster, model = box(devices=4), samples.model(layers=2)
     table, costs = everything(model, cluster, job)
     decision = search.design(model, cluster, job)
@@ -86,7 +87,7 @@ def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.M
     priced = found.priced
     refined, settled = best_refined(found, 3)
     assert settled
-    assert len(refined) < decide.MOST * 3
+    assert len(refined) < laid_out.MOST * 3
     promised = [made for made, _ in refined[:3]]
 
     def slowed(*args: Any, **asked: Any) -> list[tuple[Design, Report]]:
@@ -97,11 +98,11 @@ def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.M
             found.append((made, replace(report, step=replace(report.step, seconds=seconds))))
         return found
 
-    monkeypatch.setattr(decide, "refine", slowed)
+    monkeypatch.setattr(laid_out, "refine", slowed)
     others, settled = best_refined(found, 3)
     assert not settled
-    assert len(others) == decide.MOST * 3
-    monkeypatch.setattr(decide, "MOST", 50)
+    assert len(others) == laid_out.MOST * 3
+    monkeypatch.setattr(laid_out, "MOST", 50)
     others, settled = best_refined(found, 3)
     assert settled
     assert not any(made in promised for made, _ in others[:3])

@@ -11,13 +11,14 @@ import pytest
 from meshwright import catalog
 from meshwright.cost import PlanTable, evaluate, fitting
 from meshwright.cost.table import PRECISIONS, SCHEDULES, column_names
-from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.bound import Bounds
 from meshwright.search.choices import PLAN, SCHEDULE, SHARDING, Choices
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import SURE, Explorer
 from meshwright.search.floors import Floors
 from meshwright.search.prices import price
 from meshwright.search.product import Product
+from meshwright.search.states_held import least_bytes
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec, Link, Precision
 from meshwright.spec.job import Constraints, JobSpec, Objective
@@ -25,6 +26,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.optimizer import Adafactor, Muon, Optimizer, Sgd
 from meshwright.spec.plan import ScheduleKind
 from tests.search import search_samples as samples
+from tests.search.bound_cases import hold_bytes, hold_times
 from tests.support.sampled import sampled
 
 HOST = Link(bandwidth=2e10, latency_seconds=1e-5)
@@ -192,6 +194,8 @@ def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     assert np.all(prices.fit_probability[~fits] < 0.5)
     assert np.all(bounds.frames()[frame][known] <= prices.step_seconds[known] * slack)
     assert np.all(least_bytes(space, model=model, job=job)[frame] <= prices.memory_bytes * slack)
+    hold_bytes(space, model=model, cluster=cluster, job=job, prices=prices)
+    hold_times(space, model=model, cluster=cluster, job=job, prices=prices)
 
 
 @pytest.mark.parametrize("machines", ["two boxes", "unlike"])

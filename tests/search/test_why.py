@@ -10,7 +10,8 @@ from functools import partial
 from meshwright import search
 from meshwright.search import decide, explain
 from meshwright.search.alternatives import Alternatives
-from meshwright.search.decide import best_refined, explored
+from meshwright.search.decide import explored
+from meshwright.search.laid_out import best_of, best_refined
 from meshwright.spec.job import Objective
 from meshwright.spec.units import format_percent, format_seconds
 from tests.search import search_samples as samples
@@ -26,14 +27,14 @@ def test_a_shorter_step_that_is_ranked_behind_is_told_with_its_figures() -> None
     taken: list[decide.Entry] = []
 
     def laid_out(asked: Sequence[Alternatives]) -> list[decide.Entry]:
-        taken.extend(entries := decide.best_of(found, asked))
+        taken.extend(entries := best_of(found, asked))
         return entries
 
     plain = explain.why([(chosen, report)], found, laid_out=laid_out)
     made = next(design for design, other in taken if other.step_seconds > report.step_seconds)
     short = replace(report.step, seconds=0.5 * report.step.seconds)
     ranked = [(chosen, report), (made, replace(report, step=short, error_band=(0.5, 4.0)))]
-    told = explain.why(ranked, found, laid_out=partial(decide.best_of, found))
+    told = explain.why(ranked, found, laid_out=partial(best_of, found))
     steps = f"takes {format_seconds(short.seconds)} a step, not {format_seconds(report.step_seconds)}, but 19 of 20"
     assert not any("; another with " in line for line in plain)
     assert any("more time" in line and "; another with " in line and steps in line for line in told)

@@ -183,7 +183,7 @@ def test_the_nearest_change_of_illegal_settings_is_legal_and_fits() -> None:
 
 def test_settings_that_do_not_fit_say_by_how_much_where_and_what_would() -> None:
     roomy, settings = question(), {"tensor": 1, "pipeline": 1, "zero": "none"}
-    alone = replace(roomy.job, constraints=Constraints(fix=settings), objective=Objective.MEMORY)
+    alone = replace(roomy.job, constraints=Constraints(fix=settings, slowdown=1e9), objective=Objective.MEMORY)
     need = search.design(roomy.model, roomy.cluster, alone, top=1).report.peak_bytes
     tight = question(memory_bytes=need * 0.9)
     decision = decide(tight)

@@ -65,6 +65,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "constraints.forbid": 'Columns of the plan table, or one of their values: ["pipeline", "recompute=full"].',
         "constraints.devices": "all: all of the devices; any: as many of them as are best.",
         "constraints.order": "any order of mesh axes and unlike machines, or the usual one: as the cluster lists them.",
+        "constraints.slowdown": "Of memory or cost the least among plans that take so many times the fastest, or less.",
         "constraints.fix": "Columns of the plan table at a value: tensor = 8.",
         "checkpoint": "When the state is saved.",
         "checkpoint.every_steps": "0 saves at the end and on a signal only.",

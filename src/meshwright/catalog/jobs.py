@@ -93,11 +93,11 @@ def job_origins(job: JobSpec, path: str | Path | None, *, sets: Sequence[str] = 
     asked = {name: text for name, text in words.items() if name in said}
     asked |= {f"constraints.fix.{name}": str(value) for name, value in fixed.items()}
     others = ", ".join(kind.value for kind in job.other_precisions)
-    limits = {"devices": job.constraints.devices, "order": job.constraints.order}
+    limits = {name: getattr(job.constraints, name) for name in ("devices", "order", "slowdown")}
     usual = Constraints()
     asked |= {"other_precisions": others} if others else {}
     asked |= {"compile": job.compile.value} if job.compile is not Switch.OFF else {}
-    asked |= {f"constraints.{name}": value for name, value in limits.items() if value != getattr(usual, name)}
+    asked |= {f"constraints.{name}": str(value) for name, value in limits.items() if value != getattr(usual, name)}
     asked |= {"constraints.forbid": ", ".join(job.constraints.forbid)} if job.constraints.forbid else {}
     kept = {name: getattr(job.optimizer, name, None) for name in ("kind", "state", "master")}
     asked |= {

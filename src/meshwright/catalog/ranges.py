@@ -95,6 +95,9 @@ def checked_job(job: JobSpec) -> JobSpec:
 def number_problems(job: JobSpec) -> Iterator[Problem]:
     """Every value that no job can have, whatever else the job says."""
     yield from (_problem(path, job, "is not at least 1") for path in _of(AT_LEAST_ONE, job) if not _at(job, path) >= 1)
+    if not 1.0 <= job.constraints.slowdown < math.inf:
+        fix = "a large number asks for the least whatever it takes"
+        yield replace(_problem("constraints.slowdown", job, "is not finite and at least 1"), fix=fix)
     for path in _of(ABOVE_ZERO, job):
         if not _above_zero(_at(job, path)):
             yield _problem(path, job, "is not finite and above 0")

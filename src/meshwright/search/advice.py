@@ -13,6 +13,7 @@ from meshwright.search.explain import changes
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions
 from meshwright.search.refine import entry_order
 from meshwright.search.trainer import Trainer
+from meshwright.search.used import used_of
 from meshwright.search.worth import TRIED, worth_of_kind
 from meshwright.spec.cluster import DeviceSpec, Precision
 from meshwright.spec.job import JobSpec
@@ -128,9 +129,10 @@ def _wider(design: Design, report: Report) -> tuple[str, ...]:
     """
     fp32 = Precision.FP32
     groups = [group for stage in design.plan.stages for group in stage.groups]
-    peaks = [group.device.peak_flops for group in design.cluster.groups]
+    used = used_of(design.plan, design.cluster)
+    peaks = [group.device.peak_flops for group in used.groups]
     narrow = {group.precision for group in groups}
-    if fp32 in allowed_precisions(design.job, design.cluster) or not all(
+    if fp32 in allowed_precisions(design.job, used) or not all(
         peak.get(fp32, 0.0) > peak.get(precision, 0.0) for peak in peaks for precision in narrow
     ):
         return ()

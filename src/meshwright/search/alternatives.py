@@ -46,6 +46,7 @@ class Alternatives:
         table, prices = self.found.table.take(new), self.found.prices.take(new)
         mine = np.isin(getattr(table, self.name), self.values) & prices.fits & prices.finite
         scores = self.found.score(table, prices)
+        mine &= scores < np.inf
         self._rows = np.concatenate([self._rows, self._known + np.flatnonzero(mine)])
         self._score = float(np.min(scores[mine], initial=self._score))
         self._known = self.found.priced

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, permutations
 
 from meshwright import cost
+from meshwright.search.precisions import runs
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
@@ -17,7 +18,8 @@ MOST_GROUPS = 3  # that are laid in every order; of more, some orders are tried
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """A cluster with its node groups in another order: its device i is device `devices[i]` of the cluster as listed."""
+    """A cluster with its node groups in another order, or the first of them alone: its device i is device `devices[i]`
+    of the cluster as listed."""
 
     cluster: ClusterSpec
     devices: tuple[int, ...]
@@ -28,7 +30,8 @@ class Arrangement:
 
 
 def arrangements(cluster: ClusterSpec, job: JobSpec) -> tuple[Arrangement, ...]:
-    """The cluster as it is listed, then its groups in every order that differs, those of one site side by side.
+    """The cluster as it is listed, then its groups in every order that differs, those of one site side by side; behind
+    them those first groups of each order on which a job that says no precision has another one.
 
     Of more than MOST_GROUPS groups they are the reverse, and those sorted by memory and by peak, either way. The
     listed one alone where the job holds to the usual order.
@@ -37,17 +40,28 @@ def arrangements(cluster: ClusterSpec, job: JobSpec) -> tuple[Arrangement, ...]:
     starts = [0, *accumulate(group.num_devices for group in groups)]
     listed = tuple(range(len(groups)))
     orders = [listed] if job.constraints.order != "any" else [listed, *_orders(groups)]
-    found: dict[tuple[object, ...], Arrangement] = {}
+    found: dict[tuple[str, ...], Arrangement] = {}
     for order in orders:
         turned = tuple(groups[at] for at in order)
         sites = [site for site, _ in groupby(group.site for group in turned)]
         if order != listed and len(set(sites)) < len(sites):
             continue
-        places = {site: place for place, site in reversed(list(enumerate(sites)))}
-        key = tuple(replace(group, name="", site=str(places[group.site])) for group in turned)
         devices = tuple(device for at in order for device in range(starts[at], starts[at + 1]))
-        found.setdefault(tuple(map(str, key)), Arrangement(cluster=replace(cluster, groups=turned), devices=devices))
+        found.setdefault(_key(turned), Arrangement(cluster=replace(cluster, groups=turned), devices=devices))
+    for whole in tuple(found.values()):
+        for run in runs(whole.cluster, job)[:-1]:
+            first = replace(whole.cluster, groups=whole.cluster.groups[: run.groups])
+            part = Arrangement(cluster=first, devices=whole.devices[: run.devices])
+            if run.precisions:
+                found.setdefault(_key(first.groups), part)
     return tuple(found.values())
+
+
+def _key(groups: Sequence[NodeGroup]) -> tuple[str, ...]:
+    """What tells orders of machines apart: not what they are called."""
+    sites = [site for site, _ in groupby(group.site for group in groups)]
+    places = {site: place for place, site in reversed(list(enumerate(sites)))}
+    return tuple(str(replace(group, name="", site=str(places[group.site]))) for group in groups)
 
 
 def _orders(groups: Sequence[NodeGroup]) -> Iterator[tuple[int, ...]]:
@@ -64,9 +78,10 @@ def _orders(groups: Sequence[NodeGroup]) -> Iterator[tuple[int, ...]]:
 
 def placed(entry: tuple[Design, Report], arrangement: Arrangement, cluster: ClusterSpec) -> tuple[Design, Report]:
     """A design of the arranged cluster, its ranks placed on the devices of `cluster` as listed, and its report."""
-    if arrangement.is_listed:
+    if arrangement.cluster == cluster:
         return entry
     made = entry[0]
-    plan = replace(made.plan, placement=arrangement.devices[: made.plan.world_size])
+    placement = None if arrangement.is_listed else arrangement.devices[: made.plan.world_size]
+    plan = replace(made.plan, placement=placement)
     design = replace(made, cluster=cluster, plan=plan)
     return design, cost.predict(design)

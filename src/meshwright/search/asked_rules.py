@@ -7,6 +7,7 @@ import json
 from meshwright.cost.meeting import meetings_of
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions
 from meshwright.search.rules import Rule, Scope, groups_of
+from meshwright.search.used import used_of
 from meshwright.spec import codec
 from meshwright.spec.errors import Problem
 from meshwright.spec.plan import Design
@@ -14,7 +15,7 @@ from meshwright.spec.plan import Design
 
 def precision_is_asked(design: Design) -> Problem | None:
     """Block groups are in precisions that the job allows; the first that is not is named."""
-    allowed = allowed_precisions(design.job, design.cluster)
+    allowed = allowed_precisions(design.job, used_of(design.plan, design.cluster))
     names = " or ".join(kind.value for kind in allowed)
     for where, group in groups_of(design.plan):
         if group.precision not in allowed:

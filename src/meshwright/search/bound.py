@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
@@ -18,30 +17,30 @@ from meshwright.cost.layouts import LayoutArrays, count
 from meshwright.cost.links import lay_links
 from meshwright.cost.memory import Peak, memory, what_memory_counts
 from meshwright.cost.offload import away_seconds, optimizes_away
-from meshwright.cost.optimizers import host_bytes, least_state
+from meshwright.cost.optimizers import host_bytes
 from meshwright.cost.optimizers import least_seconds as least_update_seconds
 from meshwright.cost.parameters import owned_parameters
 from meshwright.cost.pipeline import Shape
 from meshwright.cost.placement import covers
 from meshwright.cost.stacks import software_of
 from meshwright.cost.states import experts_apart, state_bytes
-from meshwright.cost.table import OFFLOADS, SCHEDULES
+from meshwright.cost.table import SCHEDULES
 from meshwright.cost.tied import tied_seconds
 from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BlockLeast, Least
 from meshwright.search.round_trips import round_trips
 from meshwright.search.space import Space
+from meshwright.search.spread import Spread
 from meshwright.search.travel import Lasts, Work, least_seconds
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Layer, ModelSpec
-from meshwright.spec.plan import Offload, ScheduleKind
+from meshwright.spec.plan import ScheduleKind
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-_AWAY = OFFLOADS.index(Offload.OPTIMIZER)
+Mask = npt.NDArray[np.bool_]
 _WORKING = ("working", "half", "ending", "giving", "given", "gathering", "mixing", "opening")
-_ALL_AWAY = OFFLOADS.index(Offload.PARAMETERS)
 _WHOLE_BACKWARD = [
     SCHEDULES.index(kind)
     for kind in (
@@ -74,23 +73,26 @@ class Bounds:
         self._fullest: Ids = np.zeros((1, 3), dtype=np.int64)
         self._number = self._arrays.everything[0, :-1]
         self._least = Least(space, kinds=self._arrays.kinds, model=model, cluster=cluster, job=job)
+        self._spread = Spread(space, cluster=cluster)
 
     def frames(self) -> Floats:
-        """Seconds of the best plan of every frame, whatever it chooses: an equal share of the work on all blocks."""
-        forward, backward = self._least.endless()
-        each = ((forward + backward) @ self._number)[self._least.setting]
+        """Seconds of the best plan of every frame, whatever it chooses: the work on all blocks, divided among its ranks
+        as their machines are fast."""
+        each = (self._least.endless() @ self._number).T[self._least.setting]
         frames = self._space.frames
         local = self._job.batch_sequences // frames["data"]
         names = ("tensor", "sequence_parallel", "context", "pipeline")
         columns: dict[str, npt.ArrayLike] = {name: frames[name] for name in names}
         columns |= {"replicate": frames["data"], "microbatch": local, "precision": frames["precision"]}
         carried = self._carried(PlanTable.build(columns, layouts=()), np.ones(len(local)))
-        return np.asarray(np.maximum(each * local / frames["pipeline"], carried))
+        work = self._spread.together(each, np.arange(len(local))) * local
+        return np.asarray(np.maximum(work, carried))
 
     def shared(self, table: PlanTable, *, frames: Ids) -> Floats:
         """Seconds of every plan with the microbatches of `table`, whatever else it chooses, shape (rows,)."""
-        forward, backward = self._either(table, frames, cuts=self._least.cuts)
-        work = (forward + backward) @ self._number * table.microbatches / table.pipeline
+        ways = [self._found(table, frames, sharded, cut) for sharded, cut in product((False, True), self._least.cuts)]
+        each = reduce(np.minimum, [self._least.passes_on_each(at) @ self._number for _, at in ways])
+        work = self._spread.together(each.T, frames) * table.microbatches
         return np.asarray(np.maximum(work, self._carried(table, table.microbatches.astype(np.float64))))
 
     def scheduled(self, table: PlanTable, *, frames: Ids) -> Floats:
@@ -99,19 +101,34 @@ class Bounds:
         forward, backward = self._either(table, frames)
         total = self._count(table).total.take(table.layout, axis=0)[..., :-1]
         before = self._entered(table, forward, backward)
-        work = (before + table.microbatches[:, None] * _summed(total, forward + backward)).max(axis=1)
+        own = _summed(total, forward + backward)
+        own = own if len(self._cluster.groups) == 1 else self._on_slowest(table, frames, total)
+        work = (before + table.microbatches[:, None] * own).max(axis=1)
         return np.asarray(np.maximum(work, self._crossed(table, forward, backward)) + self._tied(effective(table)))
 
-    def _either(self, table: PlanTable, frames: Ids, *, cuts: Sequence[bool] | None = None) -> tuple[Floats, Floats]:
-        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not; in slices or not, as `cuts` says
-        or else every row."""
+    def _on_slowest(self, table: PlanTable, frames: Ids, total: Floats) -> Floats:
+        """Seconds of a microbatch's passes through the `total` blocks of every rank on the slowest of its machines,
+        shape (rows, ranks), sharded or not."""
+        ways = [self._found(table, frames, sharded, table.slices > 1) for sharded in (False, True)]
+        each = reduce(np.minimum, [self._least.passes_on_each(at) for _, at in ways])
+        here = covers(table, self._count(table).rank[table.layout], cluster=self._cluster)
+        return np.asarray(
+            np.max([np.where(here[..., index], _summed(total, own), 0.0) for index, own in enumerate(each)], axis=0)
+        )
+
+    def _either(self, table: PlanTable, frames: Ids) -> tuple[Floats, Floats]:
+        """Seconds of blocks forward and backward, shape (rows, kinds), sharded or not."""
         found = []
-        rows = [table.slices > 1] if cuts is None else [np.full(len(table), cut) for cut in cuts]
-        for sharded, cut in product((False, True), rows):
-            blocks, at = self._least.of(table, frames=frames, sharded=np.full(len(table), sharded), cut=cut)
+        for sharded in (False, True):
+            blocks, at = self._found(table, frames, sharded, table.slices > 1)
             found.append((blocks.forward.take(at, axis=0), blocks.backward.take(at, axis=0)))
         forward, backward = (reduce(np.minimum, values) for values in zip(*found, strict=True))
         return forward, backward
+
+    def _found(self, table: PlanTable, frames: Ids, sharded: bool, cut: Mask | bool) -> tuple[BlockLeast, Ids]:
+        """Blocks known, and which of them each row has where it is `sharded` or not and `cut` into slices or not."""
+        every = np.ones(len(table), dtype=np.bool_)
+        return self._least.of(table, frames=frames, sharded=every & sharded, cut=every & cut)
 
     def _entered(self, table: PlanTable, forward: Floats, backward: Floats) -> Floats:
         """Seconds before every rank's first work and after its last, of blocks of those seconds (rows, kinds)."""
@@ -372,19 +389,3 @@ def _as_blocks(found: BlockLeast, rows: Ids, table: PlanTable) -> list[_Held]:
         )
         for kind in range(kinds)
     ]
-
-
-def least_bytes(space: Space, *, model: ModelSpec, job: JobSpec) -> Floats:
-    """Bytes that the fullest device of every plan of each frame holds, shape (frames,).
-
-    An equal share of the parameters, in the precision that multiplies, and of the moments unless they may be in the
-    host's memory, divided over all ranks of a stage.
-    """
-    sizes = state_bytes(PlanTable.build({"precision": space.frames["precision"]}, layouts=(Layout((0, 1), (0,)),)))
-    if _ALL_AWAY in space.values("offload"):
-        return np.zeros(len(space.frames["precision"]))
-    leaves = _AWAY in space.values("offload")
-    each = sizes.compute + (0.0 if leaves else least_state(job.optimizer, wide=sizes.wide))
-    frames = space.frames
-    ranks = frames["tensor"] * frames["context"] * frames["data"] * frames["pipeline"]
-    return np.asarray(model.parameters / ranks * each, dtype=np.float64)

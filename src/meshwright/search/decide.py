@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from meshwright.search.alternatives import Alternatives
 from meshwright.search.arrangements import Arrangement, arrangements, placed
 from meshwright.search.candidate import Decision, candidate, ordered_by
 from meshwright.search.check import check
 from meshwright.search.counsel import counsel
-from meshwright.search.explain import changes, compared, held, rejected_for_memory, why
+from meshwright.search.explain import changes, compared, rejected_for_memory, why
 from meshwright.search.explore import EXHAUSTIVE, Explorer
 from meshwright.search.fronts import front, joint
 from meshwright.search.job_rules import allowed_precisions, check_job
+from meshwright.search.laid_out import MOST, best_of, best_refined
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.orders import WORTH, reorder
 from meshwright.search.product import Rejection
 from meshwright.search.quorum import Called, with_quorum
-from meshwright.search.refine import Entry, distinct, entry_order, entry_value, refine
+from meshwright.search.refine import Entry, distinct, entry_order, entry_value
 from meshwright.search.rules import Scope
 from meshwright.search.skip import Skipped, skip
+from meshwright.search.slowdown import advise_slowdown, is_held_to_time, slowest_seconds
 from meshwright.search.space import Boundaries, Space, enumerate_plans
 from meshwright.search.stages import balanced_stages
 from meshwright.search.tailor import tailor
 from meshwright.search.trainer import Trainer
-from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
 from meshwright.spec.job import JobSpec, Objective, Order, Switch
@@ -40,9 +40,6 @@ from meshwright.spec.report import Report
 BESIDE = 1.1  # over the value of a plan that is known, below which others are looked for: scores may be too high
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
 RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
-LAID = 30  # alternatives of one line that are laid out again at the most
-MOST = 3  # times as many plans as are asked for are laid out again at the most
-WEIGHED = 1_000_000  # plans weighed again where those laid out again turn out slower than they promised
 RUNTIME = frozenset({Scope.RUNTIME})
 
 
@@ -93,6 +90,7 @@ def design(
         why=(
             *reasons,
             *_why_placed(best, tried.fitting[0]),
+            *advise_slowdown(refined[0], tried.fastest, best=partial(_searched, trainer=trainer)),
             *counsel(refined, job, trainer=trainer, best=_searched),
             *(each.words for each in tailored),
             *(each.words for each in left_out),
@@ -118,15 +116,17 @@ def best(
     trainer: Trainer | None = None,
     explained: bool = True,
     below: float = np.inf,
+    within: float | None = None,
 ) -> Best:
     """The best plan alone, as `design` finds it, without the reasons and the others. Raises as `design` does; that
     there is none is only said where it need not be `explained`, which takes as long as many searches.
 
-    Where `below` is a value of what is minimised, there may be none unless a plan has less of it.
+    Where `below` is a value of what is minimised, there may be none unless a plan has less of it. Where steps are to
+    take no longer than `within` seconds, as they are expected, the fastest plan is not asked for.
     """
     made_better = job.skip.share > 0.0 or job.synchronize.most_left_out > 0.0  # than what the search finds
     below = np.inf if made_better else BESIDE * below
-    asked = partial(_tried, model, cluster, job, top=1, trainer=trainer, explained=explained)
+    asked = partial(_tried, model, cluster, job, top=1, trainer=trainer, explained=explained, within=within)
     tried = asked(alone=not made_better, below=below)
     refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
@@ -134,9 +134,11 @@ def best(
     return Best(design=made, report=report)
 
 
-def _searched(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, below: float = np.inf) -> Entry | None:
+def _searched(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, *, below: float = np.inf, trainer: Trainer | None = None
+) -> Entry | None:
     try:
-        found = best(model, cluster, job, explained=False, below=below)
+        found = best(model, cluster, job, trainer=trainer, explained=False, below=below)
     except (ConfigError, NoPlanFits):
         return None
     return found.design, found.report
@@ -174,10 +176,12 @@ class _Arranged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tried:
-    """All that was explored, the machines as they are listed first, and where plans fit the best of them."""
+    """All that was explored, the machines as they are listed first, and where plans fit the best of them; the `fastest`
+    where others are held to its time."""
 
     found: list[Explorer]
     fitting: list[_Arranged]
+    fastest: Entry | None = None
 
 
 def _tried(
@@ -191,6 +195,7 @@ def _tried(
     explained: bool = True,
     alone: bool = False,
     below: float = np.inf,
+    within: float | None = None,
 ) -> _Tried:
     """Raises NoPlanFits, with the closest miss, where no plan is legal, or can be said, or none fits.
 
@@ -203,7 +208,11 @@ def _tried(
     top = max(top, RANKED) if job.objective is Objective.MEMORY else top
     if trainer is not None:
         job = trainer.trained(replace(job, constraints=replace(job.constraints, order=Order.USUAL)))
-    asked = partial(_arranged, model, job=job, trainable=trainable, trainer=trainer)
+    fastest = None
+    if within is None:
+        fastest = _fastest(model, cluster, job, trainable=trainable, trainer=trainer, explained=explained)
+        within = np.inf if fastest is None else slowest_seconds(fastest.refined[0], job)
+    asked = partial(_arranged, model, job=job, trainable=trainable, trainer=trainer, within=within)
     found: list[Explorer] = []
     fitting: list[_Arranged] = []
     for arrangement in arrangements(cluster, job):
@@ -219,9 +228,30 @@ def _tried(
                 best = None
         found.append(one)
         fitting += [best] if best is not None else []
+    if not fitting and fastest is not None and below == np.inf:
+        fitting = [fastest]
     if not fitting:
         raise _none(found[0]) if explained else NoPlanFits(Problem(what="no plan is legal and fits"))
-    return _Tried(found=found, fitting=fitting)
+    told = None if fastest is None else fastest.placed(fastest.refined[:1], cluster)[0]
+    return _Tried(found=found, fitting=fitting, fastest=told)
+
+
+def _fastest(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    *,
+    trainable: bool,
+    trainer: Trainer | None,
+    explained: bool,
+) -> _Arranged | None:
+    """The fastest plan, where the job holds others to its time. Raises as `_tried` does."""
+    if not is_held_to_time(job):
+        return None
+    timed, asked = replace(job, objective=Objective.TIME), partial(_tried, model, cluster, top=1, alone=True)
+    found = asked(timed, trainable=trainable, trainer=trainer, explained=explained).fitting
+    one = min(found, key=lambda each: entry_order(each.refined[0], Objective.TIME))
+    return replace(one, refined=[(replace(made, job=job), report) for made, report in one.refined[:1]])
 
 
 def _arranged(
@@ -233,9 +263,12 @@ def _arranged(
     trainer: Trainer | None,
     top: int,
     below: float,
+    within: float,
 ) -> tuple[Explorer, _Arranged | None]:
-    """What is explored of one arrangement, and its best plans; None where none fits, or scores `below`."""
-    one = explored(model, arrangement.cluster, job, trainable=trainable, trainer=trainer, count=top, below=below)
+    """What is explored of one arrangement, and its best plans; None where none fits `within` so many seconds, or scores
+    `below`."""
+    asked = partial(explored, trainable=trainable, trainer=trainer, count=top, below=below, within=within)
+    one = asked(model, arrangement.cluster, job)
     if not one.fitting:
         return one, None
     reorder(one, top, trainable=trainable)
@@ -284,73 +317,6 @@ def _why_placed(best: _Arranged, listed: _Arranged) -> tuple[str, ...]:
     return (compared(ours, report, theirs, other, head=head, rest=changes(ours, theirs)),)
 
 
-def best_of(found: Explorer, asked: Sequence[Alternatives]) -> list[Entry]:
-    """Of each of `asked` the best of its rows laid out again, whose stages may be others but not what it is about.
-
-    Rows are taken in the order of their scores until the next promises no more, each time more of them, LAID at the
-    most; those of all that are asked are laid out together.
-    """
-    scores, values = found.scores(), [getattr(found.table, one.name) for one in asked]
-    left = [one.rows[np.argsort(scores[one.rows], kind="stable")][:LAID] for one in asked]
-    done: list[list[Entry]] = [[] for _ in asked]
-    size = 1
-    while True:
-        limits = [min((entry_value(entry, found.job.objective) for entry in each), default=np.inf) for each in done]
-        taken = [
-            (index, int(row))
-            for index, limit in enumerate(limits)
-            for row in left[index][:size][scores[left[index][:size]] < limit]
-        ]
-        if not taken:
-            return [min(each, key=lambda entry: entry_order(entry, found.job.objective)) for each in done]
-        laid_out = refine(
-            found.table,
-            [row for _, row in taken],
-            model=found.model,
-            cluster=found.cluster,
-            job=found.job,
-            held=found.held,
-            fixed=[held(asked[index].name, int(values[index][row])) for index, row in taken],
-        )
-        for (index, _), entry in zip(taken, laid_out, strict=True):
-            done[index].append(entry)
-        left, size = [rows[size:] for rows in left], 3 * size
-
-
-def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tuple[list[Entry], bool]:
-    """Plans laid out again, best first, and whether no other can be among the `count` best.
-
-    Plans are taken in the order of their scores until the next promises no more than the `count` best reach; a score
-    is less than what a plan reaches, but for closed forms that are too long and stages that balance better. At most
-    `most` are, MOST times `count` unless that is said.
-    """
-    model, cluster, job = found.model, found.cluster, found.job
-    most = MOST * count if most is None else most
-    done: dict[int, Entry] = {}
-    limit, settled = found.below, True
-    while len(done) <= most:
-        rows = _next(found, done, limit, most=max(count - len(done), min(len(done), most - len(done)), 1))
-        if not rows and len(done) >= count and limit > found.settled:
-            (settled,) = found.until(Wanted(limit=partial(float, limit)), most=WEIGHED)
-            rows = _next(found, done, limit, most=1)
-        if not rows or len(done) == most:
-            settled = settled and not rows
-            break
-        laid_out = refine(found.table, rows, model=model, cluster=cluster, job=job, held=found.held)
-        done |= zip(rows, laid_out, strict=True)
-        values = sorted(entry_value(entry, job.objective) for entry in done.values())
-        limit = min(found.below, values[count - 1]) if len(values) >= count else limit
-    return sorted(done.values(), key=lambda entry: entry_order(entry, job.objective)), settled
-
-
-def _next(found: Explorer, done: Mapping[int, object], limit: float, *, most: int) -> list[int]:
-    """The rows with the best scores below `limit` that are not `done`, best first, at most so many."""
-    score = np.where(found.prices.fits, found.scores(), np.inf)
-    score[list(done)] = np.inf
-    best = np.argsort(score, kind="stable")[:most]
-    return [int(row) for row in best if score[row] < limit]
-
-
 def explored(
     model: ModelSpec,
     cluster: ClusterSpec,
@@ -360,10 +326,12 @@ def explored(
     trainer: Trainer | None = None,
     count: int = 10,
     below: float = np.inf,
+    within: float = np.inf,
 ) -> Explorer:
-    """The space of the job, with at least its `count` best plans that fit priced, of those that score `below`."""
+    """The space of the job, with at least its `count` best plans that fit priced, of those that score `below` and take
+    no longer than `within` seconds."""
     space = legal_space(model, cluster, job, trainable=trainable, trainer=trainer)
-    found = Explorer(space, model=model, cluster=cluster, job=job, trainer=trainer, below=below)
+    found = Explorer(space, model=model, cluster=cluster, job=job, trainer=trainer, below=below, within=within)
     if space.count and (refused := found.held.whatever_the_plan(space.lightest.rows_of(np.zeros(1, dtype=np.int64)))):
         raise NoPlanFits(refused)
     if space.count:

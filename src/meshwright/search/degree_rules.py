@@ -10,6 +10,7 @@ from meshwright.schedule.build import CHUNKED, LOOPS, V_SHAPES
 from meshwright.search.batch_advice import batch_fix
 from meshwright.search.rules import Rule, Scope, choices, divisors, groups_of
 from meshwright.search.tensor_degrees import TENSOR_RULES
+from meshwright.search.used import used_of
 from meshwright.spec.errors import Problem
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan, ScheduleKind, Sharding
@@ -104,9 +105,10 @@ def sharding_mixes(design: Design) -> Problem | None:
 
 
 def precision_known(design: Design) -> Problem | None:
-    """The devices multiply in the precision that the plan asks for."""
+    """The devices that the plan uses multiply in the precision that it asks for."""
+    used = used_of(design.plan, design.cluster)
     for where, group in groups_of(design.plan):
-        for device in (machines.device for machines in design.cluster.groups):
+        for device in (machines.device for machines in used.groups):
             if not device.peak_flops.get(group.precision):
                 known = [precision.value for precision in device.peak_flops]
                 what = f"{device.name} has no {group.precision.value} arithmetic"

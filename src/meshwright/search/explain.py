@@ -72,7 +72,8 @@ def why(ranked: Sequence[Entry], found: Explorer, *, laid_out: LaidOut) -> tuple
         if not len(one.rows):
             tried = " or ".join(_word(one.name, value) for value in one.values)
             known = "is legal" if not _is_legal(found, one) else "fits" if sure else "was seen to fit"
-            lines.append(f"{_own_word(chosen, one.name)}: no plan with {tried} {known}")
+            fast = " in the time that the job leaves" if known != "is legal" and found.within < np.inf else ""
+            lines.append(f"{_own_word(chosen, one.name)}: no plan with {tried} {known}{fast}")
             continue
         made, priced = next(best)
         if made.plan.digest() not in told:

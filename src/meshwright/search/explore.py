@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.cost import PlanTable
-from meshwright.search.bound import least_bytes
 from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.choices import Choices
 from meshwright.search.floors import Floors
 from meshwright.search.ladder import Ladder
 from meshwright.search.prices import Prices, may_fit, price
 from meshwright.search.space import Space
+from meshwright.search.states_held import least_bytes
 from meshwright.search.trainer import Held, Trainer
 from meshwright.search.wanted import Wanted
 from meshwright.search.worth import worth_of_rows
@@ -31,10 +31,12 @@ EXHAUSTIVE = 100_000  # plans that are all priced: less time than a person notic
 BATCH = 4_000  # plans weighed at a time while none is known to fit; then each time GROWTH times as many
 GROWTH = 64
 LARGEST = 4_000_000
+FIRST = 500  # plans weighed first where bytes are minimised, whose bounds are close; then each time MORE times as many
+MORE = 4
 KEPT = 1_000  # of the best scores: as many plans may be asked for
 SURE = 0.99  # to fit: no plan that recomputes or offloads more is better than one that is
 PATIENCE = 300_000  # plans weighed without one that fits, before the lightest of every frame are
-FRAMES = 2_000  # whose lightest plans are weighed at a time
+FRAMES = 2_000  # of which those are looked for that hold least, where no plan fits
 NEAR = 24  # frames near plans that are known
 STEP = 2.0  # doublings by which the axes of a frame that is near differ in all
 CLOSER = 0.97  # of the best score: frames near it are priced while they hold a plan that is better by so much
@@ -56,14 +58,16 @@ class Explorer:
         trainer: Trainer | None = None,
         exhaustive: int = EXHAUSTIVE,
         below: float = np.inf,
+        within: float = np.inf,
     ) -> None:
         """Spaces of up to `exhaustive` plans are priced whole, but what `trainer` has no words for. Of others no plan
-        is asked for whose score is not `below`."""
+        is asked for whose score is not `below`. A plan whose step may take longer than `within` seconds, as `expected`
+        tells them, has no score."""
         self.held = Held(trainer, model=model, cluster=cluster, job=job)
         self._small = space.count <= exhaustive and below == np.inf
         self.space = space
         self.model, self.cluster, self.job = model, cluster, job
-        self.hopeless, self.below = 0, below
+        self.hopeless, self.below, self.within = 0, below, within
         self._best: Floats = np.zeros(0)
         self._nearest = np.inf
         self._tables: list[PlanTable] = []
@@ -76,12 +80,12 @@ class Explorer:
 
     @cached_property
     def _floors(self) -> Floors:
-        return Floors(self.space, model=self.model, cluster=self.cluster, job=self.job)
+        return Floors(self.space, model=self.model, cluster=self.cluster, job=self.job, within=self.within)
 
     @cached_property
     def bounds(self) -> Floats:
         """What `score` is at the least in every frame."""
-        return self._floors.frames()
+        return self._floors.frames(self._left)
 
     @property
     def table(self) -> PlanTable:
@@ -109,19 +113,21 @@ class Explorer:
         return self.score(self.table, self.prices)
 
     def score(self, table: PlanTable, prices: Prices) -> Floats:
-        """Seconds of a step or device-seconds at the cautious end of their interval, or bytes at the peak.
-
-        Seconds are over the probability of fitting: a plan that fits half the time is tried, and given up, as often as
-        it runs; those of learners, or of compressed gradients, count for more, as they take more steps to the same
-        loss. Ties of memory go to the faster plan.
-        """
+        """`expected` seconds of a step, device-seconds, or bytes at the peak, ties of which go to the faster plan;
+        infinite where the step may take longer than it is to."""
+        expected = self.expected(table, prices)
         if self.job.objective is Objective.MEMORY:
             value = prices.memory_bytes + 0.5 * prices.step_seconds / (1.0 + prices.step_seconds)
         else:
-            expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
-            expected = expected * worth_of_rows(table, parameters=self.model.parameters)
             value = expected * (table.world if self.job.objective is Objective.COST else 1.0)
-        return np.where(prices.finite, value, np.inf)
+        return np.where(prices.finite & (expected <= self.within), value, np.inf)
+
+    def expected(self, table: PlanTable, prices: Prices) -> Floats:
+        """Seconds of a step at the cautious end of their interval, over the probability of fitting: a plan that fits
+        half the time is tried, and given up, as often as it runs. Those of learners, or of compressed gradients, count
+        for more, as they take more steps to the same loss."""
+        expected = prices.upper_seconds / np.maximum(prices.fit_probability, LEAST_LIKELY)
+        return np.asarray(expected * worth_of_rows(table, parameters=self.model.parameters))
 
     def best(self, count: int, *, slack: float = 1.0) -> None:
         """Prices plans until the `count` best that fit are known, and all whose scores are within `slack` of theirs; of
@@ -144,7 +150,8 @@ class Explorer:
         order = np.flatnonzero(self._left if among is None else self._left & among)
         order = order[np.argsort(self.bounds[order], kind="stable")]
         whole = all(one.column is None for one in wanted)
-        weighed, rows, asked_lightest = 0, BATCH, False
+        of_bytes = self.job.objective is Objective.MEMORY
+        weighed, rows, asked_lightest = 0, FIRST // MORE if of_bytes else BATCH, False
         while len(order := self._promising(order, wanted, whole=whole)):
             if most is not None and weighed >= most:
                 break
@@ -153,9 +160,10 @@ class Explorer:
                 continue
             if not known and weighed > PATIENCE and not asked_lightest:
                 asked_lightest, left = True, np.flatnonzero(self._left)
-                self._drop(left[self._lightest_bytes(left) > self._room])
+                self._drop(left[self._floors.lightest(left) > self._room])
                 continue
-            rows = min(rows * (GROWTH if known else 2), LARGEST if most is None else most)
+            grown = MORE if of_bytes else GROWTH if known else 2
+            rows = min(rows * grown, LARGEST if most is None else most)
             ends = np.cumsum(self.space.plain.sizes[order])
             stop = max(1, int(np.searchsorted(ends, rows)))
             batch, order, weighed = order[:stop], order[stop:], weighed + int(ends[stop - 1])
@@ -251,22 +259,10 @@ class Explorer:
         """The score of the `count`-th best plan that fits; infinite while there are fewer."""
         return float(self._best[count - 1]) if len(self._best) >= count else float("inf")
 
-    def _lightest_bytes(self, frames: Ids) -> Floats:
-        """What the plans that hold least hold in each of `frames`: the smallest microbatch, all that can be sharded
-        sharded widest, one stage a rank, whatever is recomputed and offloaded."""
-        light, found = self.space.lightest, np.full(len(frames), np.inf)
-        for start in range(0, len(frames), FRAMES):
-            some = frames[start : start + FRAMES]
-            counts = light.sizes[some]
-            held = self._floors.bytes(light.rows_of(some), light.frame_of(some), ranks=1)
-            least = np.minimum.reduceat(held, (np.cumsum(counts) - counts)[counts > 0]) if len(held) else held
-            found[start : start + FRAMES][counts > 0] = least
-        return found
-
     def _keep_the_closest(self) -> None:
         """Prices some plans that do not fit, those that hold least, where none does."""
         frames = np.argsort(least_bytes(self.space, model=self.model, job=self.job), kind="stable")[:FRAMES]
-        closest = frames[np.argsort(self._lightest_bytes(frames), kind="stable")[:CLOSEST]]
+        closest = frames[np.argsort(self._floors.lightest(frames), kind="stable")[:CLOSEST]]
         table = self.space.lightest.rows_of(closest)
         self._keep(table.take(self.held.allows(table)))
 

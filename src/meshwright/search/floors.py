@@ -13,20 +13,23 @@ import numpy.typing as npt
 from meshwright.cost import PlanTable
 from meshwright.cost.fitting import most_likely
 from meshwright.cost.uncertainty import least_upper
-from meshwright.search.bound import Bounds, least_bytes
+from meshwright.search.bound import Bounds
 from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.meetings import EVERY_STEP
 from meshwright.search.prices import may_fit
 from meshwright.search.schedules import ONE_F_ONE_B
 from meshwright.search.space import Space
+from meshwright.search.states_held import least_states
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec, Objective
 from meshwright.spec.model import ModelSpec
 
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 SLICE = 16_384  # plans whose figures a processor's cache holds
 FEW = 4  # pipeline ranks
+FRAMES = 2_000  # whose lightest plans are weighed at a time
 
 
 class Floors:
@@ -34,10 +37,12 @@ class Floors:
 
     `shared` is of all plans with that microbatch, `scheduled` of those with that schedule too, `own` of the plan
     itself. Scores are what the objective minimises: seconds or device-seconds at the upper end of their interval, or
-    bytes, which `of_bytes` tells.
+    bytes, which `of_bytes` tells; infinite where that end is beyond `within` seconds.
     """
 
-    def __init__(self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
+    def __init__(
+        self, space: Space, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, within: float = np.inf
+    ) -> None:
         self._space, self._model, self._cluster, self._job = space, model, cluster, job
         self._bounds = Bounds(space, model=model, cluster=cluster, job=job)
         self._ways = space.values("sync")
@@ -45,11 +50,32 @@ class Floors:
         self._rooms = [group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups]
         self._room = max(self._rooms)
         self.of_bytes = job.objective is Objective.MEMORY
+        self.within = within
 
-    def frames(self) -> Floats:
-        """Of every frame, shape (frames,)."""
+    def frames(self, among: Mask) -> Floats:
+        """Of every frame of `among`, shape (frames,); infinite of others."""
+        if not self.of_bytes or self.within < np.inf:
+            found = np.where(among, self._seconds_of_frames(), np.inf)
+        else:
+            found = np.where(among, 0.0, np.inf)
         if self.of_bytes:
-            return least_bytes(self._space, model=self._model, job=self._job)
+            left = np.flatnonzero(found < np.inf)
+            found[left] = self.lightest(left)
+        return found
+
+    def lightest(self, frames: Ids) -> Floats:
+        """What the plans that hold least hold in each of `frames`: the smallest microbatch, all that can be sharded
+        sharded widest, one stage a rank, whatever is recomputed and offloaded."""
+        light, found = self._space.lightest, np.full(len(frames), np.inf)
+        for start in range(0, len(frames), FRAMES):
+            some = frames[start : start + FRAMES]
+            counts = light.sizes[some]
+            held = self.bytes(light.rows_of(some), light.frame_of(some), ranks=1)
+            least = np.minimum.reduceat(held, (np.cumsum(counts) - counts)[counts > 0]) if len(held) else held
+            found[start : start + FRAMES][counts > 0] = least
+        return found
+
+    def _seconds_of_frames(self) -> Floats:
         frames = self._space.frames
         columns: dict[str, npt.ArrayLike] = {
             name: frames[name] for name in ("tensor", "context", "pipeline", "precision")
@@ -68,9 +94,20 @@ class Floors:
     def own(self, table: PlanTable, frames: Ids) -> Floats:
         return self.bytes(table, frames) if self.of_bytes else self._of(table, frames, self._bounds.seconds)
 
+    def slow(self, table: PlanTable, frames: Ids) -> Mask:
+        """Which plans of `table` are beyond `within`, whatever more they compute again or carry."""
+        if self.within == np.inf:
+            return np.zeros(len(table), dtype=np.bool_)
+        return np.isinf(self._of(table, frames, self._bounds.seconds))
+
     def bytes(self, table: PlanTable, frames: Ids, *, ranks: int = 3) -> Floats:
         """Bytes that so many ranks of every plan hold at the least."""
         return _sliced(table, frames, partial(self._bounds.bytes, ranks=ranks))
+
+    def states(self, table: PlanTable) -> Floats:
+        """Bytes of the parameters and the optimizer state alone that the fullest rank of every plan holds at the
+        least."""
+        return least_states(table, model=self._model, job=self._job)
 
     def roughly(self, table: PlanTable, frames: Ids) -> Floats:
         """As `bytes`, of one rank, however replicas meet; infinite where its parameters and optimizer state alone do
@@ -98,14 +135,15 @@ class Floors:
         return np.where(total <= self._room, np.maximum(odds, LEAST_LIKELY), 0.0)
 
     def _of(self, table: PlanTable, frames: Ids, seconds: Callable[..., Floats]) -> Floats:
-        if self.of_bytes:
+        if self.of_bytes and self.within == np.inf:
             return np.zeros(len(table))
         return self._score(table, _sliced(table, frames, seconds))
 
     def _score(self, table: PlanTable, seconds: Floats) -> Floats:
         """What the score of every plan of `table` is at the least where it takes `seconds` or more."""
         upper = least_upper(seconds, table, model=self._model, cluster=self._cluster, job=self._job)
-        return upper * (table.world if self._job.objective is Objective.COST else 1.0)
+        each = table.world if self._job.objective is Objective.COST else 1.0
+        return np.where(upper > self.within, np.inf, np.zeros_like(upper) if self.of_bytes else upper * each)
 
 
 def _sliced(table: PlanTable, frames: Ids, of: Callable[..., Floats]) -> Floats:

@@ -12,7 +12,6 @@ from meshwright.search.pareto import pareto
 from meshwright.search.refine import Entry, priced
 
 FRONT = 8  # plans of the front that are shown
-REACH = 2.0  # how much slower than the fastest a plan of the front may be
 
 
 def front(found: Explorer) -> list[Entry]:
@@ -22,7 +21,8 @@ def front(found: Explorer) -> list[Entry]:
     lie evenly between the fastest and the one that holds least.
     """
     table, prices = found.table, found.prices
-    near = prices.upper_seconds <= REACH * float(np.min(prices.upper_seconds[prices.fits & prices.finite]))
+    fastest = float(np.min(prices.upper_seconds[prices.fits & prices.finite]))
+    near = prices.upper_seconds <= found.job.constraints.slowdown * fastest
     usable = prices.fits & prices.finite & near
     mask = pareto(prices.upper_seconds, prices.memory_bytes, table.world.astype(np.float64), usable=usable)
     rows = np.flatnonzero(mask)

@@ -60,7 +60,8 @@ class Ladder:
         picked = self._below(self._choices.of(frames), MICROBATCH, wanted, self._floors.shared)
         picked = self._below(self._choices.after(picked, SCHEDULE), SCHEDULE, wanted, self._floors.scheduled)
         beaten: Ids = np.zeros(0, dtype=np.int64)
-        for added in range(int(self._added.max()) + 1):
+        levels = range(int(self._added.max()) + 1)
+        for added in reversed(levels) if self._floors.of_bytes else levels:  # those that hold least, or take least
             level = picked.times(np.flatnonzero(self._added == added).tolist())
             level = level.take(self._limits(level, SCHEDULE, wanted) > -np.inf)
             some = self._below(level, SCHEDULE, wanted, self._floors.scheduled) if added else level
@@ -70,8 +71,7 @@ class Ladder:
             for lighter in self._lighter:
                 rows = rows.take(~_among(self._code(rows, lighter[rows.rung]), done))
             priced, fits, slower = self._best_first(rows, keep, wanted)
-            if not self._floors.of_bytes:
-                beaten = np.concatenate([beaten, self._code(slower, slower.rung)])
+            beaten = np.concatenate([beaten, self._code(slower, slower.rung)])
             self._priced = np.concatenate([self._priced, self._code(priced, priced.rung)])
             self._fitting = np.concatenate([self._fitting, self._code(fits, fits.rung)])
 
@@ -109,7 +109,7 @@ class Ladder:
     ) -> Picked:
         """Those of `picked` of which some plan that is wanted may score below its limit."""
         limits = self._limits(picked, step, wanted, heavier=True)
-        if not np.isfinite(limits).any():
+        if not np.isfinite(limits).any() and self._floors.within == np.inf:
             return picked.take(limits > -np.inf)
         return picked.take(floor(self._on(picked, step), picked.frames) < limits)
 
@@ -122,6 +122,9 @@ class Ladder:
         if not len(picked):
             return picked
         table = self._on(picked, SHARDING)
+        if self._floors.of_bytes:
+            light = self._floors.states(table) < limits
+            picked, limits, table = picked.take(light), limits[light], table.take(light)
         total = self._floors.roughly(table, picked.frames)
         fits = self._floors.likely(total, table) > 0.0
         self.hopeless += int(self._choices.plans(picked.take(~fits), SHARDING).sum())
@@ -136,8 +139,13 @@ class Ladder:
         if not len(rows):
             return rows, rows, rows
         table = self._on(rows, PLAN)
-        floor = self._floors.own(table, rows.frames)
-        slower = rows.take(floor >= self._limits(rows, PLAN, wanted, heavier=True))
+        if self._floors.of_bytes:  # what is above for its bytes may hold less when it computes more again
+            slow = self._floors.slow(table, rows.frames)
+            slower, rows, table = rows.take(slow), rows.take(~slow), table.take(~slow)
+            floor = self._floors.own(table, rows.frames)
+        else:
+            floor = self._floors.own(table, rows.frames)
+            slower = rows.take(floor >= self._limits(rows, PLAN, wanted, heavier=True))
         left = np.flatnonzero(floor < self._limits(rows, PLAN, wanted))
         left = left[self._allows(table.take(left))]
         some = table.take(left)

@@ -125,16 +125,19 @@ class Least:
         """The same blocks on the machines of each of several node groups, where `of` has found them at `at`."""
         return [blocks.take(at) for blocks in self._each]
 
-    def endless(self) -> tuple[Floats, Floats]:
-        """Seconds of a sequence forward and backward by setting and kind, of microbatches so large that nothing but
-        the work counts: none of any size takes less."""
+    def passes_on_each(self, at: Ids) -> Floats:
+        """Seconds of both passes of the same blocks on the machines of each node group, shape (groups, rows, kinds)."""
+        assert self._known is not None
+        return np.stack([(one.forward + one.backward).take(at, axis=0) for one in self._each or [self._known]])
+
+    def endless(self) -> Floats:
+        """Seconds of a sequence forward and backward by node group, setting and kind, of microbatches so large that
+        nothing but the work counts: none of any size takes less."""
         ones = np.ones(len(self._settings), dtype=np.int64)
-        found = _least_of_all(
-            self._priced(
-                self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones, cut=self.cuts[-1]
-            )
+        found = self._priced(
+            self._settings, _MANY * ones, recompute=0 * ones, away=0 * ones, sharded=ones, cut=self.cuts[-1]
         )
-        return found.forward / _MANY * _ROUNDED, found.backward / _MANY * _ROUNDED
+        return np.stack([blocks.forward + blocks.backward for blocks in found]) / _MANY * _ROUNDED
 
     def _add(self, missing: Ids) -> None:
         """Prices `missing` settings sharded and not, and where one is not of the first rung those of every rung: it is

@@ -46,14 +46,13 @@ def _best_part(chosen: Design, report: Report, *, best: Search) -> Entry | None:
     constraints = chosen.job.constraints
     if constraints.devices != "all" or "devices" in constraints.fix:
         return None
-    own, *others = allowed_precisions(chosen.job, chosen.cluster)
-    job = replace(chosen.job, precision=own, other_precisions=tuple(others))
+    job = chosen.job
     found: Entry | None = None
     limit = (1.0 - WORTH) * report.step_seconds
-    peak = partial(_peak, precision=chosen.plan.first_group.precision)
+    own, peak = _peak(chosen.cluster, [chosen.plan.first_group.precision]), partial(_best_peak, job=job)
     for parts in sorted(_parts(chosen.cluster), key=lambda parts: -max(map(peak, parts), default=0.0)):
         for part in parts:
-            share = peak(part) / max(peak(chosen.cluster), 1.0)
+            share = peak(part) / max(own, 1.0)
             entry = best(chosen.model, part, job) if _work_seconds(chosen, report) < share * limit else None
             if entry is None or entry[1].step_seconds >= limit:
                 break
@@ -95,8 +94,17 @@ def _work_seconds(chosen: Design, report: Report) -> float:
     return work * report.step_seconds
 
 
-def _peak(cluster: ClusterSpec, precision: Precision) -> float:
-    return sum(group.device.peak_flops.get(precision, 0.0) * group.num_devices for group in cluster.groups)
+def _best_peak(cluster: ClusterSpec, job: JobSpec) -> float:
+    return _peak(cluster, allowed_precisions(job, cluster))
+
+
+def _peak(cluster: ClusterSpec, precisions: Sequence[Precision]) -> float:
+    """FLOP/s of all devices in the one of `precisions` in which they are most."""
+    each = (
+        sum(group.device.peak_flops.get(kind, 0.0) * group.num_devices for group in cluster.groups)
+        for kind in precisions
+    )
+    return max(each, default=0.0)
 
 
 def _part_words(chosen: Design, report: Report, part: Entry) -> str:

@@ -11,23 +11,17 @@ import numpy.typing as npt
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.fitting import probability
-from meshwright.cost.offload import keeps_parameters_away, optimizes_away
-from meshwright.cost.optimizers import least_state
-from meshwright.cost.states import state_bytes
-from meshwright.cost.table import SHARDINGS
 from meshwright.cost.uncertainty import upper
+from meshwright.search.states_held import least_states
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.plan import Sharding
 from meshwright.spec.units import format_bytes
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int64]
 SLICE_ROWS = 65_536
-ZERO1 = SHARDINGS.index(Sharding.OPTIMIZER)
-ZERO3 = SHARDINGS.index(Sharding.PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,20 +97,6 @@ def price(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobS
 
 
 def may_fit(table: PlanTable, *, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Mask:
-    """Rows whose parameters and optimizer state alone fit on the largest device; no row that fits is left out.
-
-    The fullest pipeline rank holds at least an equal share of the parameters. Each is kept once in the precision
-    that multiplies and as the moments that the optimizer has, divided over as many ranks as the sharding allows.
-    """
+    """Rows whose parameters and optimizer state alone fit on the largest device; no row that fits is left out."""
     room = max(group.device.memory_bytes for group in cluster.groups)
-    sizes = state_bytes(table)
-    inside = np.maximum(table.tensor, table.expert * table.expert_tensor)
-    share = model.parameters / (inside * table.pipeline)
-    over = table.world / (inside * table.pipeline)
-    kept = np.where(keeps_parameters_away(table), 0.0, sizes.compute)
-    parameters = kept / np.where(table.sharding >= ZERO3, over, 1.0)
-    here = ~optimizes_away(table)
-    moments = np.where(
-        here, least_state(job.optimizer, wide=sizes.wide) / np.where(table.sharding >= ZERO1, over, 1.0), 0.0
-    )
-    return np.asarray(share * (parameters + moments) <= room, dtype=np.bool_)
+    return np.asarray(least_states(table, model=model, job=job) <= room, dtype=np.bool_)

@@ -33,12 +33,14 @@ def refine(
     job: JobSpec,
     held: Held | None = None,
     fixed: Sequence[Mapping[str, Value]] = (),
+    within: float = float("inf"),
 ) -> list[Entry]:
     """The designs of `rows` and their reports.
 
     A pipelined row is also tried with stages balanced for its own tensor degree and microbatch, and one that computes
     layers again with fewer of them; the best that fits is kept, so that refining never makes a plan worse. What the
-    trainer of `held` has no words for is not tried, nor what differs from the settings that are `fixed` of a row.
+    trainer of `held` has no words for is not tried, nor what differs from the settings that are `fixed` of a row; what
+    takes longer than `within` seconds is worse than what does not.
     """
 
     def said(entry: Entry) -> bool:
@@ -48,7 +50,7 @@ def refine(
     balanced = [_rebalanced(one, model=model, cluster=cluster, job=job) for one in plain]
     others = {index: other for index, other in enumerate(balanced) if other is not None}
     tried = priced([*plain, *others.values()], model=model, cluster=cluster, job=job)
-    best, order = tried[: len(plain)], partial(entry_order, objective=job.objective)
+    best, order = tried[: len(plain)], partial(entry_order, objective=job.objective, within=within)
     for index, other in zip(others, tried[len(plain) :], strict=True):
         best[index] = min(best[index], other, key=order) if said(other) else best[index]
     for index, less in enumerate(lightened([made for made, _ in best])):
@@ -94,15 +96,17 @@ def _with_rounds(
     return [replace(one, every=every[row : row + 1]) for row, one in enumerate(tables)]
 
 
-def entry_order(entry: Entry, objective: Objective) -> tuple[bool, float, float]:
-    """Plans that fit come first, then what the objective minimises."""
+def entry_order(entry: Entry, objective: Objective, within: float = float("inf")) -> tuple[bool, float, float]:
+    """Plans that fit and take no longer than `within` seconds, as they are expected, come first; then what the
+    objective minimises."""
     design, report = entry
-    return not report.fits, minimised(design, report, objective), report.step_seconds * report.error_band[1]
+    misses = not report.fits or expected_seconds(design, report) > within
+    return misses, minimised(design, report, objective), report.step_seconds * report.error_band[1]
 
 
-def entry_value(entry: Entry, objective: Objective) -> float:
-    """What the objective minimises; infinite where the plan does not fit."""
-    misses, value, _ = entry_order(entry, objective)
+def entry_value(entry: Entry, objective: Objective, within: float = float("inf")) -> float:
+    """What the objective minimises; infinite where the plan does not fit or takes longer than `within` seconds."""
+    misses, value, _ = entry_order(entry, objective, within)
     return float("inf") if misses else value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT
 from meshwright.search.rules import Rule, Scope, divisors, groups_of
+from meshwright.search.used import used_of
 from meshwright.spec.cluster import ClusterSpec, DeviceKind, Precision
 from meshwright.spec.errors import Problem
 from meshwright.spec.job import JobSpec, Switch
@@ -37,8 +38,9 @@ def devices_trained(design: Design) -> Problem | None:
 
 def precision_trained(design: Design) -> Problem | None:
     """The runtime multiplies in the plan's precision, and has a kernel for tiles of scores where sequences are cut."""
-    trained = trained_precisions(design.cluster, design.model)
-    if design.plan.context > 1 and design.plan.first_group.precision is Precision.FP16 and lacks_flash(design.cluster):
+    used = used_of(design.plan, design.cluster)
+    trained = trained_precisions(used, design.model)
+    if design.plan.context > 1 and design.plan.first_group.precision is Precision.FP16 and lacks_flash(used):
         return Problem(
             where="plan.axes",
             what="context ranks in fp16 on devices before Ampere can be predicted and not trained yet",
@@ -55,7 +57,7 @@ def precision_trained(design: Design) -> Problem | None:
                 where=f"{where}.precision",
                 what=f"{group.precision.value} can be predicted and not trained yet",
                 why=why,
-                fix=f"choose {', '.join(precision.value for precision in _known(design.cluster, trained))}",
+                fix=f"choose {', '.join(precision.value for precision in _known(used, trained))}",
             )
     return None
 

@@ -22,6 +22,7 @@ from meshwright.search.context_rules import mixtures
 from meshwright.search.job_rules import allowed_meetings, allowed_precisions, check_job
 from meshwright.search.lies import Lies, lies
 from meshwright.search.meetings import COMPRESSED, EVERY_STEP, Key, choose_meetings, shards_of_grid
+from meshwright.search.precisions import add_precisions
 from meshwright.search.product import Columns, Product, Rejection, merged
 from meshwright.search.rules import divisors
 from meshwright.search.runtime_rules import lacks_flash, trained_precisions, untrained, untrained_with_context
@@ -211,7 +212,7 @@ def enumerate_plans(
     _pipeline_and_data(product, model, cluster, job)
     _experts(product, model)
     trained = trained_precisions(cluster, model) if trainable else precisions
-    _precisions(product, precisions, trained=trained, tiles=not (trainable and lacks_flash(cluster)))
+    add_precisions(product, cluster, job, trained=trained, tiles=not (trainable and lacks_flash(cluster)))
     most = int(product["context"].max(initial=1))
     beside = asked.without(untrained_with_context(job.sequence_length, context=most)) if trainable else asked
     keys = (product["pipeline"] * _BASE + product["data"]) * 2 + (product["context"] > 1)
@@ -346,20 +347,6 @@ def _experts(product: Product, model: ModelSpec) -> None:
     product.constrain("expert", np.maximum(product["expert"], 1))
     held = np.where(product["expert"] > 0, product["expert_tensor"], product["tensor"])
     product.constrain("expert_tensor", held)
-
-
-def _precisions(
-    product: Product, precisions: Sequence[Precision], *, trained: Sequence[Precision], tiles: bool
-) -> None:
-    """The precisions of the job; where one of them is among `trained`, not those that are not, and not fp16 over
-    context ranks where nothing puts its `tiles` together."""
-    product.times(["precision"], [[PRECISIONS.index(kind)] for kind in precisions])
-    known = np.isin(product["precision"], [PRECISIONS.index(kind) for kind in trained])
-    if known.any():
-        product.keep(known, "runtime-precision")
-    cut = (product["context"] > 1) & (product["precision"] == PRECISIONS.index(Precision.FP16)) & (not tiles)
-    if not cut.all():
-        product.keep(~cut, "runtime-precision")
 
 
 def _inner(key: Key, *, asked: Limits, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> Inner:

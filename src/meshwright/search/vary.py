@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from meshwright import cost
@@ -44,10 +45,12 @@ def silent(done: int, total: int, now: str = "") -> None:
     """Progress that nobody watches."""
 
 
-def best(asked: Question, *, explained: bool = True) -> Best | tuple[Problem, ...]:
-    """The best plan, or why there is none, where that is to be `explained`."""
+def best(asked: Question, *, explained: bool = True, within: float | None = None) -> Best | tuple[Problem, ...]:
+    """The best plan, or why there is none, where that is to be `explained`; of those that take no longer than `within`
+    seconds, where that is not for the job to say."""
+    told = partial(decide.best, trainer=asked.trainer, explained=explained, within=within)
     try:
-        return decide.best(asked.model, asked.cluster, asked.job, trainer=asked.trainer, explained=explained)
+        return told(asked.model, asked.cluster, asked.job)
     except (NoPlanFits, ConfigError) as error:
         return error.problems
 

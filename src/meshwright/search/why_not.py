@@ -15,6 +15,7 @@ from meshwright.search.explain import ranked_behind
 from meshwright.search.probe import broken_rules
 from meshwright.search.refine import minimised
 from meshwright.search.settings import differing, word, words
+from meshwright.search.slowdown import is_held_to_time, slowest_seconds
 from meshwright.search.vary import Progress, Question
 from meshwright.search.worth import worth
 from meshwright.spec.errors import ConfigError, NoPlanFits, Problem
@@ -89,15 +90,31 @@ def why_not(
     own = columns_of(decision.design.plan)
     if all(own.get(column) == value for column, value in settings.items()):
         return replace(answer, sentences=(*notes, "The chosen plan has these settings: it is the best with them."))
-    found = vary.best(named)
+    found, slow = _best(named, asked)
     if isinstance(found, Best):
-        return _compared(answer, found)
+        return _compared(replace(answer, sentences=(*notes, *slow)), found)
     lean = _leanest(named)
     nearest = _nearest(named, settings, own, progress=progress)
     if lean is None:
         broken = broken_rules(settings, replace(decision.design, job=named.job))
         return _illegal(answer, broken or found, nearest)
     return _too_large(answer, decision, lean, nearest)
+
+
+def _best(named: Question, asked: Question) -> tuple[Best | tuple[Problem, ...], tuple[str, ...]]:
+    """The best plan with the settings that is as fast as the fastest without them lets it be; where none is, the best
+    of all, and that it is slower."""
+    if not is_held_to_time(asked.job):
+        return vary.best(named), ()
+    fastest = vary.best(replace(asked, job=replace(asked.job, objective=Objective.TIME)), explained=False)
+    if isinstance(fastest, Best):
+        within = slowest_seconds((fastest.design, fastest.report), asked.job)
+        found = vary.best(named, explained=False, within=within)
+        if isinstance(found, Best):
+            return found, ()
+    times = f"{asked.job.constraints.slowdown:g} times the fastest plan's (job.constraints.slowdown)"
+    slow = f"No plan with them takes less than {times}; what follows is without that."
+    return vary.best(named, within=math.inf), (slow,)
 
 
 def _merged(constraints: Constraints, settings: Mapping[str, Value]) -> tuple[Constraints, tuple[str, ...]]:
@@ -239,7 +256,8 @@ def _leanest(named: Question) -> Best | None:
     """The plan with the settings that needs least memory, on machines that have enough; None where none is legal."""
     roomy = vary.memory_bytes(named.cluster, vary.BOUNDLESS)
     try:
-        return best(named.model, roomy, replace(named.job, objective=Objective.MEMORY), trainer=named.trainer)
+        job = replace(named.job, objective=Objective.MEMORY)
+        return best(named.model, roomy, job, trainer=named.trainer, within=math.inf)
     except (NoPlanFits, ConfigError):
         return None
 

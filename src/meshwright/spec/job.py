@@ -247,13 +247,15 @@ class Constraints:
     schedule, precision, sync, devices. Those of SHORT_NAMES are kept as the columns they mean; ConfigError where two of
     `fix` mean one. `devices` bounds how many devices a plan may use: `all` of them or `any` number up to all. `order`
     is that of the mesh axes and of unlike machines under them: the `usual` one (pipeline, replicate, shard, context,
-    tensor; machines as the cluster lists them), or `any` that is better.
+    tensor; machines as the cluster lists them), or `any` that is better. Where memory or cost is least, no step is to
+    take longer than `slowdown` times that of the fastest plan.
     """
 
     fix: Mapping[str, int | str] = field(default_factory=dict)
     forbid: tuple[str, ...] = ()
     devices: Devices = Devices.ALL
     order: Order = Order.ANY
+    slowdown: float = 2.0
 
     def __post_init__(self) -> None:
         columns = [full_name(name) for name in self.fix]
