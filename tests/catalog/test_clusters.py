@@ -176,12 +176,6 @@ def test_a_wrong_name_says_what_would_be_right(name: str, expected: str) -> None
     assert expected in refused(name)
 
 
-def test_the_rack_of_an_nvl72_is_one_fast_domain() -> None:
-    (group,) = catalog.load_cluster("gb200-nvl72").groups
-    assert group.rack is not None
-    assert (group.num_devices, group.rack_nodes, group.rack.bandwidth) == (72, 18, group.inside.bandwidth)
-
-
 def test_sites_and_generations_may_differ() -> None:
     sites = catalog.load_cluster("two-sites")
     assert sites.sites == ("east", "west")

@@ -22,6 +22,7 @@ from meshwright.catalog.machine import this_machine
 from meshwright.catalog.named_devices import spelt_out
 from meshwright.catalog.names import normal
 from meshwright.catalog.nodes import nodes
+from meshwright.catalog.racks import in_segments
 from meshwright.spec.cluster import ClusterSpec, NodeGroup
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
@@ -139,7 +140,7 @@ def _file(path: str | Path) -> ClusterSpec:
 def _mixed(text: str, *, cache: Path | None) -> ClusterSpec:
     """The groups of every part on one network, each with its own adapters, in the order in which they are written."""
     where, names = f"cluster {text}", [part.strip() for part in text.split("+")]
-    problems, groups = [], []
+    problems, groups, sources = [], [], []
     if not all(names):
         raise ConfigError(empty_part(text))
     for name in names:
@@ -152,10 +153,11 @@ def _mixed(text: str, *, cache: Path | None) -> ClusterSpec:
             fix = "write devices, as in 16xH100+32xA100, or a cluster file (docs/cluster.md)"
             problems.append(Problem(what=f"{name!r} cannot be one part of a cluster", where=where, fix=fix))
         groups += list(part.groups)
+        sources += [f"{name}: {part.source}"] if part.source else []
     if problems:
         raise ConfigError(problems)
     numbered = (replace(group, name=f"{group.name} {index}") for index, group in enumerate(groups, 1))
-    source = "parts on one network, each through its own adapters; numbers and their sources are the presets'"
+    source = f"parts on one network, each through its own adapters; {'. '.join(dict.fromkeys(sources))}"
     return ClusterSpec(name="+".join(names), groups=tuple(numbered), source=source)
 
 
@@ -194,8 +196,11 @@ def _devices(text: str, product: re.Match[str]) -> ClusterSpec:
     if num_nodes < 1 or per_node < 1:
         fix = f"ask for at least one: 8x{device.name}"
         raise ConfigError(Problem(what=f"{text!r} has no device", where="cluster", fix=fix))
-    group = node.group(device, nodes=num_nodes, per_node=per_node, whole=product[1] is not None)
+    full = node.group(device, nodes=num_nodes, per_node=per_node, whole=product[1] is not None)
+    group = in_segments(full)
     source = f"{num_nodes} usual nodes of {per_node} {device.name}; numbers and their sources are the preset's"
+    if group != full:
+        source += f"; {group.rack_nodes} of the {full.rack_nodes} nodes of every rack, as batch systems give them out"
     return ClusterSpec(name=f"{num_nodes * per_node}x{device.name}", groups=(group,), source=source)
 
 

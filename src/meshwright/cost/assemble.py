@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -20,6 +20,7 @@ from meshwright.cost.optimizers import Optimized, host_bytes, update_seconds
 from meshwright.cost.orthogonal import orthogonal_flops, orthogonal_seconds
 from meshwright.cost.overlap import LINKS, Slack
 from meshwright.cost.parameters import grid_parameters, local_parameters, owned_of, trained_of
+from meshwright.cost.part_seconds import by_part
 from meshwright.cost.pipeline import RankSeconds, Shape, makespan
 from meshwright.cost.synchronize import bucketed
 from meshwright.cost.table import BoolArray, IntArray, PlanTable
@@ -69,7 +70,8 @@ class Ways:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Seconds of every row's step and its lines; `busiest` is the column of the rank that the lines tell of.
+    """Seconds of every row's step and its lines; `busiest` is the column of the rank that the lines tell of,
+    `paced` which of the machines its pace is that of.
 
     `total` are whole seconds of collectives and copies as if none ran beside work, under the names of their `parts`;
     what is done once a step is told of the rank that has most of it. Of learners it is a step of one, before they meet.
@@ -81,6 +83,7 @@ class Step:
     detail: Mapping[tuple[str, str], FloatArray]
     figures: Mapping[str, FloatArray]
     busiest: IntArray
+    paced: IntArray
 
 
 _BLOCK_FIGURES = ("flops_again", "tensor_bytes")
@@ -123,6 +126,7 @@ def assemble(
     each = microbatch(machines, place, counts=counts, everything=everything, shape=shape)
     once = _once(table, machines, place, arrays=arrays, counts=counts, each=each, model=model, job=job)
     pipe = _pipe(machines, each, shape=shape, ways=ways, path=path)
+    paced = np.take_along_axis(each.paced, pipe.busiest[:, None], axis=1)[:, 0]
     of, passed, passes = pipe.of, pipe.of(shape.passed), pipe.of(shape.passed) * pipe.stretch
     start, early = _ahead(each, shape=shape)
     agree = np.max([entry.agree for entry in machines], axis=0)
@@ -148,7 +152,7 @@ def assemble(
         seconds=np.sum(list(parts.values()), axis=0),
         parts=parts,
         total=total,
-        detail=_detail(machines[0], of, counts=counts, microbatches=passes) if detailed else {},
+        detail=by_part(machines, paced, of=of, counts=counts["total"], microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * passed,
             **{name: of(values) * passed for name, values in _of_blocks(machines[0], counts["total"]).items()},
@@ -160,6 +164,7 @@ def assemble(
             "tied_seconds": once.tied,
         },
         busiest=pipe.busiest,
+        paced=paced,
     )
 
 
@@ -375,22 +380,3 @@ def _input_seconds(table: PlanTable, machines: list[Machine], *, job: JobSpec) -
     tokens = table.microbatch * table.microbatches * job.sequence_length
     slowest = min(entry.group.device.memory_bandwidth * entry.group.device.memory_fraction for entry in machines)
     return np.asarray(_INPUT_BYTES_PER_TOKEN * tokens / slowest, dtype=np.float64)
-
-
-def _detail(
-    entry: Machine,
-    of: Callable[[FloatArray], FloatArray],
-    *,
-    counts: Mapping[str, FloatArray],
-    microbatches: FloatArray,
-) -> dict[tuple[str, str], FloatArray]:
-    """Seconds of one step by pass and part on the busiest rank; what is left of a pass is host time."""
-    found: dict[tuple[str, str], FloatArray] = {}
-    for index, block in enumerate(entry.blocks):
-        number = of(counts["total"][..., index]) * microbatches
-        for name in block.parts:
-            forward, backward = block.part_seconds(name)
-            for line, seconds in ((LineName.FORWARD, forward), (LineName.BACKWARD, backward)):
-                key = (str(line), name)
-                found[key] = found.get(key, np.zeros_like(number)) + number * seconds
-    return found

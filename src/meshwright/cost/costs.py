@@ -20,9 +20,10 @@ class Costs:
     `memory` maps MemoryPart to (rows, ranks) bytes, and `host` are those in the host's memory, of `host_room`; `ranks`
     names the pipeline ranks and `valid` those that exist: ranks that are alike are shown once, by the heaviest.
     `memory_bytes` is the heaviest rank's total, `capacity` what a device may use there and `fits` whether every
-    rank fits. `total` holds whole times of collectives, hidden ones included, under the names of `parts`. `figures`
-    holds other numbers by name. `every` is how many steps a round of learners has, 0 where all ranks meet in every
-    step. `detail`, where every rank is shown, maps (pass, part name) to seconds of one step on the busiest rank.
+    rank fits. `paced` is the node group on which the `busiest` rank is slowest. `total` holds whole times of
+    collectives, hidden ones included, under the names of `parts`. `figures` holds other numbers by name. `every` is how
+    many steps a round of learners has, 0 where all ranks meet in every step. `detail`, where every rank is shown, maps
+    (pass, part name) to seconds of one step on the busiest rank.
     """
 
     step_seconds: FloatArray
@@ -38,6 +39,7 @@ class Costs:
     fits: BoolArray
     tokens_per_step: FloatArray
     busiest: IntArray
+    paced: IntArray
     every: IntArray
     detail: Mapping[tuple[str, str], FloatArray] = field(default_factory=dict)
     figures: Mapping[str, FloatArray] = field(default_factory=dict)

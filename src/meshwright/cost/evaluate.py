@@ -206,6 +206,7 @@ def _evaluate(
         step if met is None else with_rounds(step, met),
         table if met is None else replace(table, every=met.every),
         machines,
+        used=used,
         place=place[..., used],
         arrays=arrays,
         counts=chosen,
@@ -252,6 +253,7 @@ def _costs(
     table: PlanTable,
     machines: list[Machine],
     *,
+    used: list[int],
     place: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
     arrays: LayoutArrays,
     counts: dict[str, FloatArray],
@@ -288,6 +290,7 @@ def _costs(
         ),
         every=table.every,
         busiest=np.take_along_axis(shape.rank, step.busiest[:, None], axis=1)[:, 0],
+        paced=np.asarray(used, dtype=np.int64)[step.paced],
         detail=step.detail,
         figures=step.figures,
     )

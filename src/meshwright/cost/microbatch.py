@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.cost.machine import Machine
 from meshwright.cost.pipeline import RankSeconds, Shape
-from meshwright.cost.table import BoolArray
+from meshwright.cost.table import BoolArray, IntArray
 from meshwright.cost.work import FloatArray
 
 _NAMES = (
@@ -39,12 +39,16 @@ _PASSES = ("down", "up", "late")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Each:
-    """Seconds of one microbatch on every rank, (rows, ranks) by name, and what the pipeline's formula needs."""
+    """Seconds of one microbatch on every rank, (rows, ranks) by name, and what the pipeline's formula needs.
+
+    `paced` is which of the machines each rank's seconds are of, the slowest that it lies on.
+    """
 
     by_name: Mapping[str, FloatArray]
     forward: RankSeconds
     backward: RankSeconds
     weight: RankSeconds
+    paced: IntArray
 
 
 def microbatch(
@@ -63,7 +67,8 @@ def microbatch(
             RankSeconds(**{name: array[..., way] for name, array in ranks.items()}, everything=all_of[:, way])
             for way in range(len(_PASSES))
         )
-        return Each(by_name=by_name, forward=forward, backward=backward, weight=weight)
+        paced = np.zeros(shape.valid.shape, dtype=np.int64)
+        return Each(by_name=by_name, forward=forward, backward=backward, weight=weight, paced=paced)
     return _slowest(machines, place, counts=counts, shape=shape)
 
 
@@ -71,7 +76,7 @@ def _slowest(machines: list[Machine], place: BoolArray, *, counts: Mapping[str, 
     """As `_microbatch` where ranks lie on unlike machines: each rank runs at the pace of its slowest one."""
     names = (*_NAMES, *_PASSES)
     best: dict[str, dict[str, FloatArray]] = {}
-    slowest = np.full(shape.valid.shape, -1.0)
+    slowest, paced = np.full(shape.valid.shape, -1.0), np.zeros(shape.valid.shape, dtype=np.int64)
     for position, entry in enumerate(machines):
         values = _values(entry)
         sums = {
@@ -80,7 +85,7 @@ def _slowest(machines: list[Machine], place: BoolArray, *, counts: Mapping[str, 
         }
         pace = np.where(place[..., position], sums["total"]["down"] + sums["total"]["up"], -1.0)
         wins = pace > slowest
-        slowest = np.maximum(pace, slowest)
+        slowest, paced = np.maximum(pace, slowest), np.where(wins, position, paced)
         best = {
             which: {name: np.where(wins, array, best[which][name] if best else 0.0) for name, array in arrays.items()}
             for which, arrays in sums.items()
@@ -98,7 +103,7 @@ def _slowest(machines: list[Machine], place: BoolArray, *, counts: Mapping[str, 
         )
 
     by_name = {name: best["total"][name] for name in _NAMES}
-    return Each(by_name=by_name, forward=ranks("down"), backward=ranks("up"), weight=ranks("late"))
+    return Each(by_name=by_name, forward=ranks("down"), backward=ranks("up"), weight=ranks("late"), paced=paced)
 
 
 def pass_seconds(entry: Machine) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -17,7 +17,7 @@ from meshwright.cost.quorum import paced
 from meshwright.cost.stacks import software, software_name
 from meshwright.cost.table import PlanTable
 from meshwright.cost.uncertainty import REACH, doubts, spread, weights
-from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup
+from meshwright.spec.cluster import ClusterSpec, DeviceKind, NodeGroup, Precision
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
@@ -112,7 +112,7 @@ def _report(design: Design, costs: Costs, table: PlanTable, *, cluster: ClusterS
         price_per_hour=_price(plan, cluster),
         software=software_name(job, cluster),
         notes=_notes(design),
-        detail=_detail(costs),
+        detail=_detail(costs, plan=plan, cluster=cluster),
     )
     return replace(report, bottleneck=_bottleneck(report))
 
@@ -241,24 +241,29 @@ def _used(plan: Plan, cluster: ClusterSpec) -> tuple[_Used, ...]:
 
 
 def _peak_flops(plan: Plan, cluster: ClusterSpec) -> float | None:
-    """Peak of all devices in use at the plan's precision; None when one is not known.
-
-    Ranks on a processor add up to no more than its cores.
-    """
+    """Peak of all devices in use at the plan's precision; None when one is not known."""
     total = 0.0
     for used in _used(plan, cluster):
-        device = used.group.device
-        peak = device.peak_flops.get(plan.first_group.precision)
+        peak = _peak_of(used, plan.first_group.precision)
         if peak is None:
             return None
-        count = float(used.devices)
-        if device.kind is DeviceKind.CPU and used.group.cores is not None:
-            nodes = -(-used.devices // used.group.devices_per_node)
-            on_node = min(used.devices, used.group.devices_per_node)
-            threads = max(1, used.group.cores // on_node)
-            count = float(nodes * min(used.group.cores, on_node * threads))
-        total += peak * count
+        total += peak
     return total
+
+
+def _peak_of(used: _Used, precision: Precision) -> float | None:
+    """Peak of the devices together, FLOP/s, None when it is not known; of ranks on a processor, that of its cores."""
+    device = used.group.device
+    peak = device.peak_flops.get(precision)
+    if peak is None:
+        return None
+    count = float(used.devices)
+    if device.kind is DeviceKind.CPU and used.group.cores is not None:
+        nodes = -(-used.devices // used.group.devices_per_node)
+        on_node = min(used.devices, used.group.devices_per_node)
+        threads = max(1, used.group.cores // on_node)
+        count = float(nodes * min(used.group.cores, on_node * threads))
+    return peak * count
 
 
 def _price(plan: Plan, cluster: ClusterSpec) -> float | None:
@@ -319,9 +324,13 @@ def _score_share(design: Design) -> float:
     return scores / whole if whole else 0.0
 
 
-def _detail(costs: Costs) -> dict[str, float]:
+def _detail(costs: Costs, *, plan: Plan, cluster: ClusterSpec) -> dict[str, float]:
     detail = {name: float(values[0]) for name, values in costs.figures.items()}
     detail["busiest_rank"] = float(costs.busiest[0])
+    paced = _used(plan, cluster)[int(costs.paced[0])]
+    peak = _peak_of(paced, plan.first_group.precision)
+    if peak is not None:
+        detail["busiest_peak_flops"] = peak / paced.devices
     for name, values in costs.total.items():
         detail[f"{name}, hidden included"] = float(values[0])
     return detail

@@ -92,12 +92,14 @@ def paced(
     each = {kind: float(found.step_seconds[0] - found.parts[LineName.OUTER][0]) for kind, found in alone.items()}
     slowest = [max((kinds[index] for index in touched), key=lambda kind: each[kind]) for touched in held]
     found = paces([each[kind] for kind in slowest], rounds)
-    usual = alone[sorted(slowest, key=lambda kind: each[kind])[rounds.quorum - 1]]
+    pace = sorted(slowest, key=lambda kind: each[kind])[rounds.quorum - 1]
+    usual = alone[pace]
     meets = costs.parts[LineName.OUTER] + found.waited_seconds / rounds.every
     parts = {**usual.parts, LineName.OUTER: meets}
     total = {**usual.total, LineName.OUTER: np.maximum(costs.total[LineName.OUTER], meets)}
     seconds = np.sum(list(parts.values()), axis=0)
-    went = replace(costs, step_seconds=seconds, parts=parts, total=total, detail=usual.detail)
+    paced = np.full_like(costs.paced, pace)
+    went = replace(costs, step_seconds=seconds, parts=parts, total=total, detail=usual.detail, paced=paced)
     meeting = rounds.every * float(costs.parts[LineName.OUTER][0])
     return Uneven(costs=went, paces=found, words=_words(found, plan, meeting_seconds=meeting))
 

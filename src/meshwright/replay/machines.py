@@ -9,6 +9,7 @@ from meshwright.catalog.device_names import known_device
 from meshwright.catalog.devices import devices
 from meshwright.catalog.nodes import group_of
 from meshwright.catalog.other_sheets import INT8_PEAKS
+from meshwright.catalog.racks import in_segments
 from meshwright.replay.names import Named, named_devices
 from meshwright.replay.networks import Islands, between_sites, islands, joined, network_assumed
 from meshwright.replay.runs import Run
@@ -166,21 +167,15 @@ def _in_slices(run: Run, group: NodeGroup) -> NodeGroup:
 
 
 def _in_segments(group: NodeGroup, *, assumed: list[str]) -> NodeGroup:
-    """Where racks would be left in part, as many nodes of each as the largest power of two: 16 of an NVL72's 18.
-
-    So batch systems give them out (SLURM's topology/block, `--segment 16` in NVIDIA's scripts for GB200). Of pods of
-    TPUs, whose slices come in any size, as many of each.
-    """
-    racked = group.rack_nodes
-    if not racked or group.num_nodes <= racked or group.num_nodes % racked == 0:
-        return group
-    segment = 2 ** (racked.bit_length() - 1)
-    if group.device.kind is DeviceKind.TPU:
-        segment = group.num_nodes // -(-group.num_nodes // racked)
-    if segment == racked or group.num_nodes % segment:
-        return group
-    assumed.append(f"{segment} of the {racked} nodes of every rack")
-    return replace(group, rack_nodes=segment)
+    """Where racks would be left in part, segments of them; of pods of TPUs, whose slices come in any size, as many
+    nodes of each."""
+    racked, found = group.rack_nodes, in_segments(group)
+    if group.device.kind is DeviceKind.TPU and racked and group.num_nodes > racked and group.num_nodes % racked:
+        slices = group.num_nodes // -(-group.num_nodes // racked)
+        found = group if group.num_nodes % slices else replace(group, rack_nodes=slices)
+    if found.rack_nodes != racked:
+        assumed.append(f"{found.rack_nodes} of the {racked} nodes of every rack")
+    return found
 
 
 def _memory(kind: _Kind) -> DeviceSpec:

@@ -19,7 +19,7 @@ UNEXPLAINED = "not in any line"
 _WORK = (LineName.FORWARD, LineName.BACKWARD)
 _NOTES = {
     IDEAL: "the model's FLOPs over the peak of all devices",
-    UNEVEN: "stages that are not even, scores that are computed and masked",
+    UNEVEN: "more than the device's share by its peak: stages that are not even, scores that are computed and masked",
     KERNELS: "products, attention and what moves memory are slower than the peak",
     COMPUTE: "the peak is not known",
     UNEXPLAINED: "the step less its lines",
@@ -83,8 +83,9 @@ def waterfall(report: Report) -> Waterfall:
 def _compute(report: Report, work: float) -> list[tuple[str, float, str]]:
     """Forward and backward cut in what the peak would take, what is done beyond it, and how far below it kernels are.
 
-    The busiest rank's FLOPs are those of `detail["flops"]`; the excess is not counted where kernels would then come
-    out faster than the peak.
+    The busiest rank's FLOPs are those of `detail["flops"]`, and its device's peak is `detail["busiest_peak_flops"]`, or
+    that of all devices on the mean: an even share takes every device as long at its peak. The excess is not counted
+    where kernels would then come out faster than the peak.
     """
     if not report.peak_flops or not work:
         return [(COMPUTE, work, _NOTES[COMPUTE])]
@@ -92,7 +93,8 @@ def _compute(report: Report, work: float) -> list[tuple[str, float, str]]:
     if ideal > work:
         note = f"fewer FLOPs than the model's formula counts, which take {format_seconds(ideal)} at the peak"
         return [(COMPUTE, work, note)]
-    busiest = report.detail.get("flops", 0.0) * report.devices / report.peak_flops
+    peak = report.detail.get("busiest_peak_flops", report.peak_flops / report.devices)
+    busiest = report.detail.get("flops", 0.0) / peak
     excess = busiest - ideal if ideal < busiest <= work else 0.0
     bars = [(IDEAL, ideal), (UNEVEN, excess), (KERNELS, work - ideal - excess)]
     passes = " and ".join(
