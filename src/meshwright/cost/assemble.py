@@ -144,14 +144,11 @@ def assemble(
         LineName.INPUT: _input_seconds(table, machines, job=job),
         LineName.OTHER: np.full(len(table), max(entry.group.device.step_overhead_seconds for entry in machines)),
     }
-    total: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _WHOLE.items()}
-    total[LineName.TENSOR] = total[LineName.TENSOR] + _worst(once.halves, shape.valid)
-    total[LineName.GRADIENTS] = total[LineName.GRADIENTS] + _worst(once.whole_gradients, shape.valid) + agree
-    total[LineName.PARAMETERS] = total[LineName.PARAMETERS] + _worst(once.whole_gather, shape.valid)
+    passing: dict[str, FloatArray] = {line: of(each.by_name[name]) * passes for line, name in _WHOLE.items()}
     return Step(
         seconds=np.sum(list(parts.values()), axis=0),
         parts=parts,
-        total=total,
+        total=_whole(passing, once, valid=shape.valid, agree=agree),
         detail=by_part(machines, paced, of=of, counts=counts["total"], microbatches=passes) if detailed else {},
         figures={
             "flops": of(each.by_name["flops"]) * passed,
@@ -166,6 +163,18 @@ def assemble(
         busiest=pipe.busiest,
         paced=paced,
     )
+
+
+def _whole(
+    passing: Mapping[str, FloatArray], once: _Once, *, valid: BoolArray, agree: FloatArray
+) -> dict[str, FloatArray]:
+    """Whole seconds of every line: those that are `passing`, of all microbatches, and those once a step."""
+    return {
+        **passing,
+        LineName.TENSOR: passing[LineName.TENSOR] + _worst(once.halves, valid),
+        LineName.GRADIENTS: passing[LineName.GRADIENTS] + _worst(once.whole_gradients, valid) + agree,
+        LineName.PARAMETERS: passing[LineName.PARAMETERS] + _worst(once.whole_gather, valid),
+    }
 
 
 def _of_blocks(machine: Machine, total: FloatArray) -> dict[str, FloatArray]:
