@@ -59,7 +59,7 @@ def searched(found: Explorer, line: Alternatives) -> float:
         fix = {**found.job.constraints.fix, **held(line.name, value)}
         job = replace(found.job, constraints=replace(found.job.constraints, fix=fix))
         try:
-            entry = best(found.model, found.cluster, job)
+            entry = best(found.model, found.cluster, job, within=found.within)
         except NoPlanFits:
             continue
         reached.append(entry_value((entry.design, entry.report), found.job.objective))
