@@ -120,6 +120,7 @@ def test_a_plan_on_other_devices_is_compared_by_its_cost_and_says_on_how_many() 
     assert f", not {used} for " in answer.sentences[0]
 
 
+@pytest.mark.slow
 def test_least_memory_is_told_in_bytes_alike_by_a_reason_and_by_the_answer_behind_it() -> None:
     sets = ["sequence_length=4096", "batch_tokens=256Ki", "objective=memory"]
     asking = Question(

@@ -31,7 +31,7 @@ def asked(objective: Objective, *, slowdown: float = 2.0) -> JobSpec:
     return replace(samples.job(sequences=8, constraints=constraints), objective=objective)
 
 
-@pytest.mark.parametrize("cluster", [BOX, UNLIKE], ids=["alike", "unlike"])
+@pytest.mark.parametrize("cluster", [BOX, pytest.param(UNLIKE, marks=pytest.mark.slow)], ids=["alike", "unlike"])
 @pytest.mark.parametrize("objective", HELD)
 def test_the_best_is_the_least_of_those_that_are_fast_enough(objective: Objective, cluster: ClusterSpec) -> None:
     fastest = best(MODEL, cluster, asked(Objective.TIME))
@@ -47,7 +47,7 @@ def test_the_best_is_the_least_of_those_that_are_fast_enough(objective: Objectiv
     assert values[0] > values[-1]
 
 
-@pytest.mark.parametrize("cluster", [BOX, UNLIKE], ids=["alike", "unlike"])
+@pytest.mark.parametrize("cluster", [BOX, pytest.param(UNLIKE, marks=pytest.mark.slow)], ids=["alike", "unlike"])
 @pytest.mark.parametrize("objective", HELD)
 def test_what_is_left_out_early_is_slower_than_is_asked(objective: Objective, cluster: ClusterSpec) -> None:
     job = asked(objective)
@@ -91,6 +91,7 @@ def test_a_step_cannot_be_shorter_than_the_fastest() -> None:
     assert catalog.load_job(None, sets=["constraints.slowdown=3.5"]).constraints.slowdown == 3.5
 
 
+@pytest.mark.slow
 def test_settings_are_held_to_the_fastest_of_all() -> None:
     asking = Question(model=MODEL, cluster=UNLIKE, job=asked(Objective.MEMORY, slowdown=1.2))
     decision = search.design(asking.model, asking.cluster, asking.job)

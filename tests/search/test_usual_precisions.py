@@ -55,7 +55,10 @@ OLD, NEW = (
 )
 
 
-@pytest.mark.parametrize("objective", list(Objective))
+@pytest.mark.parametrize(
+    "objective",
+    [Objective.TIME, *(pytest.param(each, marks=pytest.mark.slow) for each in (Objective.MEMORY, Objective.COST))],
+)
 @pytest.mark.parametrize("order", list(Order))
 @pytest.mark.parametrize("kinds", [(OLD, NEW), (NEW, OLD)], ids=["old first", "new first"])
 def test_a_precision_follows_the_devices_that_a_plan_uses(
