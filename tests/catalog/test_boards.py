@@ -10,7 +10,7 @@ from meshwright.cost.products import product_seconds
 from meshwright.cost.rates import rates
 from meshwright.cost.software import Software
 from meshwright.cost.table import PRECISIONS
-from meshwright.spec.cluster import AttentionKernel, Precision
+from meshwright.spec.cluster import AttentionKernel, DeviceKind, Precision
 
 SIZES = (4096.0, 8192.0, 10240.0)
 
@@ -91,10 +91,11 @@ def test_attention_keeps_its_share_where_it_was_measured() -> None:
 
 
 def test_no_attention_is_faster_than_products_but_where_it_was_measured() -> None:
-    """Blackwell's and AITER's are within a twelfth of it, B300's with twice the exponentials a clock more."""
+    """Blackwell is within a twentieth, AITER on AMD's devices a twelfth, B300 with twice the exponentials a fifth."""
     for name, device in devices().items():
         half = Precision.FP16 if Precision.FP16 in device.peak_flops else Precision.BF16
-        most = {"B300": 1.2}.get(name, 1.08) * device.matrix[half].fraction
+        plain = 1.08 if device.kind is DeviceKind.ROCM else 1.05
+        most = {"B300": 1.2}.get(name, plain) * device.matrix[half].fraction
         for share in device.attention_kernels.values():
             assert max(share.forward, share.backward) < most, name
 

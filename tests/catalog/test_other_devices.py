@@ -35,23 +35,23 @@ def test_attention_of_mi300x_is_in_proportion_to_what_was_measured_of_it() -> No
 
 
 @pytest.mark.parametrize(
-    ("kernel", "forward", "backward"),
+    ("kernel", "forward", "backward", "off"),
     [
-        (AttentionKernel.NATIVE, (1069e12, 1173e12, 1247e12), (877e12, 1034e12, 1109e12)),
-        (AttentionKernel.FLASH_2, (755e12, 844e12, 903e12), (456e12, 480e12, 540e12)),
-        (AttentionKernel.TRITON, (422e12, 630e12, 762e12), (143e12, 224e12, 259e12)),
+        (AttentionKernel.NATIVE, (1069e12, 1173e12, 1247e12), (877e12, 1034e12, 1109e12), 0.04),
+        (AttentionKernel.FLASH_2, (755e12, 844e12, 903e12), (456e12, 480e12, 540e12), 0.08),
+        (AttentionKernel.TRITON, (422e12, 630e12, 762e12), (143e12, 224e12, 259e12), 0.19),
     ],
 )
 def test_kernels_of_mi355x_reach_what_was_measured_of_them(
-    kernel: AttentionKernel, forward: tuple[float, ...], backward: tuple[float, ...]
+    kernel: AttentionKernel, forward: tuple[float, ...], backward: tuple[float, ...], off: float
 ) -> None:
     """16 sequences of 4,096, 8,192 and 16,384 tokens, 16 heads of 128, causal (HazyResearch/HipKittens, analysis)."""
     device = devices()["MI355X"]
     share, peak = device.attention_kernels[kernel], device.peak_flops[Precision.BF16]
     for length, ahead, back in zip((4096, 8192, 16384), forward, backward, strict=True):
         whole, blocks = 1.0 + share.block / length, 16 * 16 * length / share.block
-        assert share.forward * peak / whole / (1.0 + share.forward_half / blocks) == pytest.approx(ahead, rel=0.2)
-        assert share.backward * peak / whole / (1.0 + share.backward_half / blocks) == pytest.approx(back, rel=0.2)
+        assert share.forward * peak / whole / (1.0 + share.forward_half / blocks) == pytest.approx(ahead, rel=off)
+        assert share.backward * peak / whole / (1.0 + share.backward_half / blocks) == pytest.approx(back, rel=off)
 
 
 @pytest.mark.parametrize(("precision", "reached"), [(Precision.BF16, 616e12), (Precision.FP8, 1143e12)])

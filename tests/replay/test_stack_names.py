@@ -9,7 +9,7 @@ from meshwright.cost.stacks import software
 from meshwright.replay.express import express
 from meshwright.replay.pricing import priced
 from meshwright.replay.published import replay
-from meshwright.spec.cluster import Precision
+from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Sharding
 from meshwright.spec.report import LineName
@@ -120,3 +120,31 @@ def test_what_a_framework_is_called_says_what_is_sharded_where_zero_is_blank(
     told = [each for each in found.assumed if "zero is blank" in each]
     assert all(assumed in each for each in told)
     assert len(told) == bool(assumed)
+
+
+def test_heads_narrower_than_a_tpus_lanes_take_as_long_as_whole_ones() -> None:
+    """Twice as many heads of 64 features as of 128: as many FLOPs, and twice the seconds of scores; not so on H100."""
+    seconds = {}
+    for gpu in ("TPU-v6e", "H100-80GB-SXM"):
+        for heads, width in (("16", "128"), ("32", "64")):
+            cells = {**PLAIN, "gpu": gpu, "framework": "MaxText", "heads": heads, "kv_heads": heads, "head_dim": width}
+            report = priced(express(row(**{**cells, "hidden": "2048"}))).report
+            forward = report.step.find(LineName.FORWARD)
+            assert forward is not None
+            attention = forward.find("attention")
+            assert attention is not None
+            seconds[gpu, width] = attention.seconds
+    assert seconds["TPU-v6e", "64"] > 1.2 * seconds["TPU-v6e", "128"]
+    assert (
+        seconds["TPU-v6e", "64"] / seconds["TPU-v6e", "128"]
+        > seconds["H100-80GB-SXM", "64"] / seconds["H100-80GB-SXM", "128"]
+    )
+
+
+@pytest.mark.parametrize("framework", ["fairseq", "PyTorch DDP"])
+def test_eager_pytorch_of_before_2022_has_the_host_time_of_megatrons_layers(framework: str) -> None:
+    cells = {**PLAIN, "framework": framework, "flash": "no", "gpu": "V100-32GB-SXM2", "precision": "fp16", "zero": "0"}
+    name = express(row(**cells)).design.job.software
+    assert name == "torch-2021"
+    assert software(name).host_seconds(DeviceKind.CUDA, mixed=False) == 1e-3
+    assert software("torch-plain").host_seconds(DeviceKind.CUDA, mixed=False) == 0.0

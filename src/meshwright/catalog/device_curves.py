@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from meshwright.spec.cluster import AttentionKernel, AttentionShare, MatrixCurve, MatrixTiles, Precision
 
@@ -268,8 +269,11 @@ _LASTING = 620 / 782  # of the best product of MI300X, products of a model one a
 _MI355X_LASTING = 1565 / 2516.6 * _LASTING
 
 
-def _measured(*, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str) -> Generation:
-    """`lasting` is the share of the peak that products reach one after the other, and so that of the curve."""
+def _measured(
+    *, lasting: float, name: str, units: int, sizes: tuple[tuple[int, int], ...], best: str, **more: Any
+) -> Generation:
+    """`lasting` is the share of the peak that products reach one after the other, and so that of the curve; `more` are
+    fields of a Generation."""
     scale = lasting / (_MI355X_LASTING * 2516.6)
     fused = {
         kernel: replace(share, forward=share.forward * scale, backward=share.backward * scale)
@@ -288,6 +292,7 @@ def _measured(*, lasting: float, name: str, units: int, sizes: tuple[tuple[int, 
         attention_products=lasting,
         memory_fraction=0.55,
         memory_source=_AMD_ELEMENTWISE,
+        **more,
     )
 
 
@@ -305,9 +310,6 @@ CDNA3 = _measured(
     units=304,
     sizes=((256, 256), *_TILES),
     best=f"620 of 1,307 TFLOP/s, {_SUSTAINED}, of a best of 781.9",
-)
-CDNA3 = replace(
-    CDNA3,
     eight_bit=(990 / 2614.9) / (620 / 1307.4),
     eight_bit_source=f"{_SUSTAINED}: 990 of 2,615 TFLOP/s in fp8, 620 of 1,307 in bf16 on MI300X",
     flops_per_watt=620e12 / 750,
@@ -320,9 +322,6 @@ CDNA3_1000_WATTS = _measured(
     units=304,
     sizes=((256, 256), *_TILES),
     best=f"616 TFLOP/s of {_TYPICAL}, which is 667 of large ones; its best is 784.9 ({_MAMF})",
-)
-CDNA3_1000_WATTS = replace(
-    CDNA3_1000_WATTS,
     eight_bit=(1275 / 2614.9) / (667 / 1307.4),
     eight_bit_source=f"1,143 TFLOP/s in fp8 of {_TYPICAL}, which is 1,275 of large ones",
 )
@@ -332,9 +331,6 @@ CDNA4 = _measured(
     units=256,
     sizes=((256, 256), *_TILES),
     best=f"{_MAMF}: 1,565 of 2,517 TFLOP/s; {_BY_MI300X}",
-)
-CDNA4 = replace(
-    CDNA4,
     eight_bit=(3293 / 5033.2) / (1579 / 2516.6),
     eight_bit_source="3,293 TFLOP/s of 16,384 square in fp8, 1,579 in bf16 (hipBLASLt in HazyResearch/HipKittens)",
 )
