@@ -10,8 +10,6 @@ from meshwright.cost.work import FloatArray, Sizes
 from meshwright.spec.exchange import TokenLayout
 
 _ZIGZAG = TOKEN_LAYOUTS.index(TokenLayout.ZIGZAG)
-# Scores that are written out at once, where no kernel does without: 64 MiB in fp32.
-SCORES_AT_ONCE = 2**24
 # Blocks of keys, and of their gradients, that are here while a tile of a ring of so many runs goes back: the block that
 # is met and the one on its way; this rank's sum, the one that grows, and one that leaves while another comes.
 _BLOCKS, _SUMS = (1.0, 1.0, 1.0, 2.0), (1.0, 2.0, 4.0, 4.0)
@@ -81,7 +79,8 @@ def meeting_bytes(
     tile = np.where(written, np.maximum(tile, out), tile)
     # Between two runs the one sum that comes may be more than what a tile gave.
     latest = np.maximum(tile, np.where((runs == 2.0) & ~np.asarray(sizes.gathers), wide * keys, 0.0))
-    return m * (wide * (query + sums * keys) + e * (output + blocks * keys) + latest)
+    met = m * (wide * (query + sums * keys) + e * (output + blocks * keys) + latest)
+    return np.where(context > 1.0, met, 0.0)
 
 
 def _written_tile(
@@ -92,7 +91,7 @@ def _written_tile(
     it is not of `halves` of the queries, which see all, what is hidden from each too, a byte for all heads."""
     along = sizes.sequence / np.asarray(sizes.context) * sizes.inner / sizes.slices
     every = sizes.batch * heads / sizes.inner * along**2
-    scores = np.minimum(SCORES_AT_ONCE, every)
+    scores = np.minimum(sizes.scores_at_once, every)
     held = (5.0 if capped else 4.0) * scores / sizes.tokens + query * scores / every + keys
     hidden = np.where(halves, 0.0, scores / (sizes.batch * heads / sizes.inner) / sizes.tokens)
     return np.asarray(sizes.wide * held + hidden + sizes.itemsize * query * np.where(halves, 0.5, 1.0))

@@ -163,12 +163,14 @@ class EagerMoments(EagerBytes):
             dropped=head + stage.largest_made,
         )
         one = np.where(stage.layers > 2.0, stage.largest_made, 0.0)
-        if (at.here & (flies * one > flies * alone)).any():
-            yield told.moment(
+        larger = at.here & (flies * one > flies * alone)
+        if larger.any():
+            second = told.moment(
                 np.maximum(behind - kept * (one > 0.0), 0.0),
                 layer + ahead + flies * np.maximum(one, alone) + self._gone(at, alone + one),
                 done=head + one,
             )
+            yield replace(second, here=larger)
         before = np.where(several, stage.largest_made, alone)
         gone = self._gone(at, inside)
         table = np.where(self.splits, 0.0, self._table_ahead(stage))

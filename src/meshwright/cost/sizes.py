@@ -48,6 +48,7 @@ def operator_sizes(
         itemsize=itemsize,
         masked=job.data.document_mask and software.masks_documents(device.kind),
         dense_masks=software.dense_masks,
+        scores_at_once=software.scores_at_once,
         composite_norms=software.writes_norms_out(device.kind),
         eager=software.eager and not software.compiled,
         attention_itemsize=np.maximum(4.0, itemsize) if widens else itemsize,

@@ -9,7 +9,7 @@ import numpy as np
 from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
 from meshwright.cost.repeated import SCORES, Repeated
 from meshwright.cost.shard_copies import ShardCopies
-from meshwright.cost.work import FloatArray, LossKernel
+from meshwright.cost.work import SCORES_AT_ONCE, FloatArray, LossKernel
 from meshwright.spec.cluster import AttentionKernel, DeviceKind
 
 # The longest sequence that nn attends in fp32 on processors (nn/attention.py says why).
@@ -76,12 +76,14 @@ class Software:
     sequence then, as in Megatron. `waits_for_kernels`: a host starts a kernel when the one before has ended, so that
     the device is idle in its time (CUDA_LAUNCH_BLOCKING). `host_bytes`: what a host reads and writes of a parameter
     beside the step of an optimizer that it runs. `filled`: the most of what an allocator reserves that tensors fill.
+    `scores_at_once`: the most scores that are written out at a time where context ranks meet and no kernel takes them.
     """
 
     fused_attention: bool = True
     overlap: bool = True
     fused_accumulation: bool = False
     dense_masks: bool = True
+    scores_at_once: int = SCORES_AT_ONCE
     casts_each_pass: bool = True
     grouped_experts: bool = False
     composite_norms: bool = True

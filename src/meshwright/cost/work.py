@@ -10,6 +10,8 @@ import numpy.typing as npt
 from meshwright.cost.expert_handling import ALL_TOGETHER, ExpertHandling
 
 FloatArray = npt.NDArray[np.float64]
+# Scores that are written out at once, where no kernel does without: 64 MiB in fp32.
+SCORES_AT_ONCE = 2**24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +51,7 @@ class Sizes:
     `tokens_first`: the same token of every sequence lies beside one another.
     `unfused`: attention is separate products, whose inputs and result are laid out anew. `loss_kernel`: what works out
     the loss, where that is not the stack's usual operators; `fused_loss`: those write gradients over the logits.
-    `whole_logits`: every tensor rank has all logits for it; `loss_chunks` as of Software.
+    `whole_logits`: every tensor rank has all logits for it; `loss_chunks` and `scores_at_once` as of Software.
     `experts`: how those of a mixture are handled; `grouped_experts`: one kernel multiplies all of them in two bytes.
     """
 
@@ -68,6 +70,7 @@ class Sizes:
     grid_dims: FloatArray | float = 1.0
     masked: bool = False
     dense_masks: bool = False
+    scores_at_once: int = SCORES_AT_ONCE
     composite_norms: bool = False
     eager: bool = False
     attention_itemsize: FloatArray | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
 
-from meshwright.cost.kept_context import SCORES_AT_ONCE
+from meshwright.cost.work import SCORES_AT_ONCE
 
 aten = torch.ops.aten
 

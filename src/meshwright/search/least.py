@@ -187,7 +187,7 @@ class Least:
         }
         table = PlanTable.build(columns, layouts=(Layout((0, len(self._model.blocks)), (0,)),)).of_job(self._job)
         features, found = software_of(self._job, self._cluster), []
-        features = replace(features, dense_masks=False) if cut else features
+        features = replace(features, dense_masks=False, scores_at_once=0) if cut else features
         for group in self._cluster.groups:
             priced = price_blocks(group, table, self._kinds, cluster=self._cluster, job=self._job, software=features)
             self.contention[group.name] = priced.contention
