@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from meshwright.catalog.devices import find_device
 from meshwright.spec.cluster import DeviceSpec
@@ -15,6 +16,7 @@ _FORMS = ("pcie", "nvl")
 _PLAIN_SIZES = ("16", "24", "32", "40", "48", "64", "80", "96", "141", "180", "192", "256", "288")
 
 
+@lru_cache(maxsize=4096)
 def known_device(name: str, *, memory_gb: float | None = None) -> DeviceSpec | None:
     """The device that begins `name`, in the form and with the memory said there or by `memory_gb`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from meshwright.catalog.device_names import known_device, memory_said
 from meshwright.spec.cluster import DeviceSpec
@@ -32,6 +33,7 @@ class Named:
         return float(text) if (text := memory_said(self.name)) else None
 
 
+@lru_cache(maxsize=4096)
 def named_devices(text: str) -> tuple[Named, ...]:
     """Every kind of device that `text` names: `A100-80GB`, `8xV100-32GB + 8xT4`, `2x8xA100, 16xV100`, `V100/T4`.
 

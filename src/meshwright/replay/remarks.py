@@ -6,6 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from meshwright.replay.columns import NUMBERS, WORDS
 from meshwright.replay.machines import machines_of, slices_said
@@ -78,6 +79,7 @@ def _has_experts(run: Run) -> bool:
     return mixed or bool(run.whole("n_experts")) or not run.whole("layers")
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+@lru_cache(maxsize=4096)
+def _meant(name: str, known: tuple[str, ...]) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)
     return f": did you mean {near[0]!r}?" if near else ""
