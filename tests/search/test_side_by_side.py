@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from meshwright import catalog
 from meshwright.search.decide import legal_space
 from meshwright.search.prices import price
-from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.cluster import ClusterSpec, Link
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import ModelSpec
+from tests.search import search_samples as samples
 from tests.search.test_explore import CLUSTERS, MIXED, MODELS, SEVERAL, asked
 from tests.support.sampled import sampled
 
+BAD = Link(bandwidth=1e9, latency_seconds=1e-4)
+NODES = samples.nodes(num_nodes=2, devices_per_node=4)
+HALVES = samples.cluster(
+    replace(NODES, inside=replace(NODES.inside, across_sockets=1e8), nic=replace(BAD, staged=True), nics=1)
+)
 CASES = [
     ("dense", MIXED, asked(other_precisions=SEVERAL)),
     ("tied", CLUSTERS["one box"], asked()),
     ("latent", CLUSTERS["two boxes"], asked()),
     ("recurrent", CLUSTERS["one box"], asked()),
     ("mixture", CLUSTERS["unlike"], asked()),
+    ("dense", HALVES, asked()),
 ]
 
 
 @pytest.mark.parametrize(("name", "machines", "job"), sampled(CASES, quick=2), ids=lambda value: str(value)[:9])
 def test_a_plan_costs_alone_what_it_costs_among_all(name: str, machines: ClusterSpec, job: JobSpec) -> None:
-    hold(MODELS[name], machines, job, plans=60)
+    hold(MODELS[name], machines, job, plans=50)
 
 
 @pytest.mark.slow

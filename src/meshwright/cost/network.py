@@ -78,14 +78,20 @@ def _routes(operation: Collective, ring: Ring, *, group: NodeGroup) -> list[tupl
     several = bool((ring.nodes > 1.0).any())
     if several and group.nic.staged:
         names = tuple(name.replace("ring", "staged") for name in protocols.names)
-        found.append((names, _staged(operation, ring, at, protocols)))
+        found.append((names, _between_nodes(_staged(operation, ring, at, protocols), ring)))
     if operation is Collective.ALL_REDUCE:
         if several:
             trees = tree_protocols(group.device.kind)
-            found.append((trees.names, _tree(ring, at, trees)))
+            found.append((trees.names, _between_nodes(_tree(ring, at, trees), ring)))
         if group.inside.sums is not None:
             found.append((("sums",), _sums(ring, group=group, share=group.inside.sums)))
     return found
+
+
+def _between_nodes(lines: Linear, ring: Ring) -> Linear:
+    """`lines` of an algorithm for ranks of several nodes, which no group inside one is given."""
+    several = ring.nodes > 1.0
+    return Linear(latency=np.where(several, lines.latency, np.inf), per_byte=np.where(several, lines.per_byte, 1.0))
 
 
 def send(link: Link, *, senders: FloatArray, adapters: float) -> Linear:
