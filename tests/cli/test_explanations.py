@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("searched_once")
 
 NARROW = ("constraints.fix.context=1", "constraints.fix.recompute=none", "constraints.fix.pipeline=1")
 SETS = ("sequence_length=2048", "batch_tokens=256Ki", *NARROW)
-PLAN = ["plan", "--model", "llama-3.1-8b", "--cluster", "16xH100", *(part for text in SETS for part in ("--set", text))]
+PLAN = ["plan", "--model", "llama-5m", "--cluster", "2x2xH100", *(part for text in SETS for part in ("--set", text))]
 EVERYTHING = ["--why", "tp=4", "--why", "tp=3", "--headroom", "--sensitivity", "--sweep", "cluster.nodes=1,2"]
 
 
@@ -109,7 +109,7 @@ def test_progress_says_what_is_counted_of_how_many_and_what_comes_now(monkeypatc
     question = search.Question(
         model=catalog.load_model("tiny"),
         cluster=catalog.load_cluster("2xH100"),
-        job=catalog.load_job(None, sets=["batch_tokens=16Ki"]),
+        job=catalog.load_job(None, sets=["batch_tokens=16Ki", *NARROW]),
     )
     decision = search.design(question.model, question.cluster, question.job, top=1)
     explanations.answers(explanations.Asked(headroom=True, sweep=["cluster.nodes=1,2"]), question, decision)

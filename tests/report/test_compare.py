@@ -17,12 +17,18 @@ from meshwright.spec.report import Line, LineName, Origin, Report
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
-BATCH = 2**20
+MODEL, BATCH = "llama-3.2-1b", 2**20
+NARROW: dict[str, int | str] = {"context": 1, "pipeline": 1}
 
 
-def write(path: Path, cluster: str = "16xH100", *, batch: int = BATCH, **fix: int | str) -> Design:
-    job = meshwright.JobSpec(batch_tokens=batch, constraints=meshwright.Constraints(fix=fix))
-    decision = meshwright.design("llama-3.1-8b", cluster, job, top=1)
+def write(
+    path: Path, cluster: str = "16xH100", *, model: str = MODEL, length: int = 2048, batch: int = BATCH, **fix: int
+) -> Design:
+    """The best plan of few, with those settings fixed, is in `path`."""
+    job = meshwright.JobSpec(
+        batch_tokens=batch, sequence_length=length, constraints=meshwright.Constraints(fix=NARROW | fix)
+    )
+    decision = meshwright.design(model, cluster, job, top=1)
     path.write_text(decision.design.to_json())
     return decision.design
 
@@ -80,26 +86,24 @@ def test_what_one_of_two_compiles_is_told(tmp_path: Path) -> None:
 
 def test_of_different_models_there_is_no_verdict(tmp_path: Path) -> None:
     design = write(tmp_path / "a.json")
-    other = meshwright.design("gpt3-1.3b", "16xH100", meshwright.JobSpec(batch_tokens=BATCH), top=1).design
-    (tmp_path / "b.json").write_text(other.to_json())
+    write(tmp_path / "b.json", model="gpt3-1.3b")
     verdict = compare(tmp_path / "a.json", tmp_path / "b.json").verdict
-    assert verdict.startswith("No verdict: they train llama-3.1-8b and gpt3-1.3b. a trains ")
+    assert verdict.startswith(f"No verdict: they train {MODEL} and gpt3-1.3b. a trains ")
     renamed = replace(design, model=replace(design.model, max_positions=4096))
     (tmp_path / "c.json").write_text(renamed.to_json())
-    assert "two models that are called llama-3.1-8b" in compare(tmp_path / "a.json", tmp_path / "c.json").verdict
+    assert f"two models that are called {MODEL}" in compare(tmp_path / "a.json", tmp_path / "c.json").verdict
 
 
 def test_longer_sequences_are_said_to_cost_more(tmp_path: Path) -> None:
     write(tmp_path / "a.json")
-    job = meshwright.JobSpec(batch_tokens=BATCH, sequence_length=8192)
-    (tmp_path / "b.json").write_text(meshwright.design("llama-3.1-8b", "16xH100", job, top=1).design.to_json())
+    write(tmp_path / "b.json", length=8192)
     verdict = compare(tmp_path / "a.json", tmp_path / "b.json").verdict
     assert verdict.endswith("they have 2,048 and 8,192 tokens.")
 
 
 def test_one_that_does_not_fit_loses(tmp_path: Path) -> None:
-    design = write(tmp_path / "a.json", microbatch=1)
-    large = replace(design.plan, microbatch=16, schedule=replace(design.plan.schedule, microbatches=2))
+    design = write(tmp_path / "a.json")
+    large = replace(design.plan, microbatch=32, schedule=replace(design.plan.schedule, microbatches=1))
     (tmp_path / "b.json").write_text(replace(design, plan=large, job=meshwright.JobSpec(batch_tokens=BATCH)).to_json())
     assert not meshwright.predict(tmp_path / "b.json").fits
     assert compare(tmp_path / "a.json", tmp_path / "b.json").verdict.startswith("a fits and b does not")

@@ -45,7 +45,7 @@ def made(model: str, cluster: str, *sets: str, top: int) -> Decision:
 @pytest.fixture(scope="module")
 def decision() -> Decision:
     sets = ("batch_tokens=256Ki", "sequence_length=1024", "constraints.fix.pipeline=2", "constraints.fix.context=1")
-    return made("gpt3-1.3b", "8xA100-80GB", *sets, top=6)
+    return made("gpt3-1.3b", "8xA100-80GB", *sets, top=3)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def embedded(text: str) -> Any:
 def test_the_embedded_figures_are_those_of_the_reports(decision: Decision, page: str) -> None:
     data = embedded(page)
     assert data["chosen"] == 1
-    assert len(data["plans"]) == len(decision.ranked) == 6
+    assert len(data["plans"]) == len(decision.ranked) == 3
     for plan, entry in zip(data["plans"], decision.ranked, strict=True):
         design = replace(decision.design, plan=entry.plan)
         report = cost.predict(design)
@@ -123,7 +123,7 @@ def test_every_ranked_plan_can_be_picked(decision: Decision, page: str) -> None:
         assert page.count(entry.plan.describe()) >= 4
     assert page.count('class="panel first"') == 1
     assert page.count('<div class="still">') == 1
-    assert page.count("<h3>Timeline of one step</h3>") == 6
+    assert page.count("<h3>Timeline of one step</h3>") == 3
 
 
 def test_what_was_decided_is_in_the_page(decision: Decision, page: str) -> None:
@@ -179,7 +179,7 @@ def test_the_page_has_the_launch_of_every_trainer_or_why_there_is_none() -> None
 
 
 def test_plans_that_were_not_priced_are_told_apart(decision: Decision) -> None:
-    view = decision_view(replace(decision, considered=1_000_000))
+    view = decision_view(replace(decision, considered=1_000_000, ranked=decision.ranked[:1]))
     assert "1,000,000 legal plans were searched" in view.summary
     assert f"{decision.priced:,} that could be best were priced" in view.summary
 
@@ -287,7 +287,7 @@ def test_a_browser_shows_the_plan_that_the_address_names(page: str, decision: De
     shown = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
     assert "data-fault" not in shown
     hidden = re.findall(r'<article class="panel[^>]*id="plan-(\d)"[^>]*hidden', shown)
-    assert hidden == ["1", "2", "4", "5", "6"]
+    assert hidden == ["1", "2"]
     assert shown.count("<canvas") == 1
     assert shown.count('<th aria-sort="ascending"') == 1
     third = decision.ranked[2]

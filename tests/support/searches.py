@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -13,10 +14,13 @@ from meshwright.search import decide
 def _once(find: Callable[..., Any]) -> Callable[..., Any]:
     """As `find`, whose answers are the same whenever it is asked the same: what is asked is values alone."""
     found: dict[str, Any] = {}
+    signature = inspect.signature(find)
 
     @wraps(find)
     def asked(*values: Any, **options: Any) -> Any:
-        key = repr((values, sorted(options.items())))
+        bound = signature.bind(*values, **options)
+        bound.apply_defaults()  # what is left out is asked as it is where it is said
+        key = repr(sorted(bound.arguments.items()))
         if key not in found:
             found[key] = find(*values, **options)
         return found[key]
