@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -35,20 +35,11 @@ class Action:
     number: int
 
 
-def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
-    """What each rank does in a step of torch's pipeline runtime, in that order."""
-    rows = runtime.pipeline_order_with_comms
-    return tuple(
-        tuple(
-            Action(
-                entry.computation_type.value,
-                entry.stage_index,
-                -1 if entry.microbatch_index is None else entry.microbatch_index,
-            )
-            for entry in rows[rank]
-        )
-        for rank in sorted(rows)
-    )
+def actions_of(runtime: Any, rank: int) -> Iterator[Action]:
+    """What a rank does in a step of torch's pipeline runtime, in that order."""
+    for entry in runtime.pipeline_order_with_comms[rank]:
+        number = -1 if entry.microbatch_index is None else entry.microbatch_index
+        yield Action(entry.computation_type.value, entry.stage_index, number)
 
 
 @dataclass(kw_only=True)
@@ -59,12 +50,12 @@ class Orders:
 
     def of(self, rank: int) -> tuple[str, ...]:
         """RECEIVE for every tensor that pipeline rank `rank` makes room for, and the mark of every pass at its end."""
-        return tuple(_marks(self.plan, self._actions[rank]))
+        return tuple(_marks(self.plan, actions_of(self._runtime, rank)))
 
     @cached_property
-    def _actions(self) -> tuple[tuple[Action, ...], ...]:
+    def _runtime(self) -> Any:
         with lonely_world(rank=0, world_size=self.plan.pipeline):
-            return actions_of(_idle(self.plan).runtime(self.plan.schedule.microbatches, train=True))
+            return _idle(self.plan).runtime(self.plan.schedule.microbatches, train=True)
 
 
 def _idle(plan: Plan) -> PipelineExecutor:
@@ -85,13 +76,14 @@ def _idle(plan: Plan) -> PipelineExecutor:
     )
 
 
-def _marks(plan: Plan, actions: Sequence[Action]) -> Iterator[str]:
+def _marks(plan: Plan, actions: Iterable[Action]) -> Iterator[str]:
     """What a rank marks where it performs `actions`."""
     slices = plan.schedule.slices
     names, left = PassNames(slices=slices), [planned.passes(plan.schedule, stage) for stage in range(len(plan.stages))]
+    still_ones = {stage for stage in range(len(plan.stages)) if reach(plan, stage) is Reach.STILL}
     for action in actions:
         stage, index, work = action.stage, action.number // slices, action.work
-        still = reach(plan, stage) is Reach.STILL
+        still = stage in still_ones
         if work == "RECV_F" or (work == "RECV_B" and not still):
             yield RECEIVE
         elif work == Work.FORWARD:

@@ -80,18 +80,17 @@ def fewer_microbatches(design: Design) -> Design:
     if plan.schedule.microbatches <= number:
         return design
     told = is_split(plan) or not planned.splits(plan.schedule)
-    if plan.pipeline > 1 and (not told or plan.schedule.paths or _turns_differ(plan)):
+    if plan.pipeline > 1 and (not told or plan.schedule.paths):
         return design
-    kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
-    few = planned.of_first(replace(plan.schedule, kind=kind), number)
+    few = _loops(plan, number) if plan.schedule.kind is ScheduleKind.INTERLEAVED else planned.of_first(plan.schedule, number)
     refused = plan.pipeline > 1 and planned.problems(few, pipeline=plan.pipeline)
     return design if refused else replace(design, plan=replace(plan, schedule=few))
 
 
-def _turns_differ(plan: Plan) -> bool:
-    """Whether what a pass gathers, frees and reduces depends on those of other stages between."""
-    sharded = plan.first_group.sharding is not Sharding.NONE
-    return plan.schedule.kind is ScheduleKind.INTERLEAVED and sharded
+def _loops(plan: Plan, microbatches: int) -> Schedule:
+    """Stages in loops one after another, as a table, in which microbatches never share what is gathered."""
+    made = replace(plan.schedule, kind=ScheduleKind.BREADTH_FIRST, microbatches=microbatches)
+    return planned.of(planned.program(made, pipeline=plan.pipeline), chunks=plan.schedule.chunks)
 
 
 def is_split(plan: Plan) -> bool:
