@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.run.dry.count import content
-from meshwright.run.dry.shrink import fewer_microbatches, is_split, shrunk, split
+from meshwright.run.dry.shrink import fewer_microbatches, is_split, keeps_order, shrunk, split
 from meshwright.spec.plan import Design
 
 
@@ -44,9 +44,9 @@ def jobs_of(design: Design, *, rank: int, whole: bool) -> Jobs:
     """What pipeline rank `rank` is counted from: of ranks whose stages have the same content, and run it in the same
     order, one is traced."""
     probe = shrunk(design, rank=rank, whole=whole)
-    few = [each if whole else fewer_microbatches(each) for each in probe.designs]
+    few = [each if whole else fewer_microbatches(each, rank=rank) for each in probe.designs]
     return Jobs(
-        jobs=tuple(_job(each, rank, ordered=each.plan.schedule == design.plan.schedule) for each in few),
+        jobs=tuple(_job(each, rank, ordered=whole or keeps_order(each.plan, of=design.plan)) for each in few),
         layers=probe.more,
         microbatches=design.plan.schedule.microbatches - few[0].plan.schedule.microbatches,
     )

@@ -88,7 +88,12 @@ def joined(stretches: Iterable[Tally]) -> Tally:
         host_top = max(host_top, host + stretch.host_top)
         host += stretch.host_net
         now += sum(stretch.net.values())
-        for into, amounts in ((net, stretch.net), (flops, stretch.flops), (calls, stretch.calls), (moved, stretch.bytes)):
+        for into, amounts in (
+            (net, stretch.net),
+            (flops, stretch.flops),
+            (calls, stretch.calls),
+            (moved, stretch.bytes),
+        ):
             for name, amount in amounts.items():
                 into[name] = into.get(name, 0.0) + amount
     return Tally(net=net, top=top, flops=flops, calls=calls, bytes=moved, host_net=host, host_top=host_top)

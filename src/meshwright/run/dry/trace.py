@@ -15,6 +15,7 @@ from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
 from meshwright.run.dry.kernels import accelerator_kernels
 from meshwright.run.dry.marks import Marks
+from meshwright.run.dry.names import names_of
 from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
 from meshwright.schedule import planned
@@ -46,7 +47,7 @@ def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tupl
 
 def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
     """The second step of this rank of the default process group, counted. Collective."""
-    marks, job = Marks(slices=design.plan.schedule.slices), design.job
+    marks, job = Marks(names_of(design.plan)), design.job
     learners = real(build_learners)(design.plan, device_type=device, kv_heads=design.model.kv_heads)
     # What is counted is the step as it is written: compiled layers do the same work in fewer operators.
     own = replace(design, plan=design.plan.of_learner(), job=replace(job, compile=Switch.OFF))
