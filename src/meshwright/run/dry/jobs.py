@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.run.dry.count import content
+from meshwright.run.dry.names import passes_of
 from meshwright.run.dry.shrink import fewer_microbatches, is_split, keeps_order, shrunk, split
 from meshwright.spec.plan import Design
 
@@ -25,9 +26,17 @@ class Job:
         return (1.0 + len(self.design.model.layers)) * (1.0 + schedule.microbatches) * schedule.slices
 
     @property
+    def passes(self) -> int:
+        """How many it runs in a step."""
+        plan = self.design.plan
+        if plan.pipeline == 1:
+            return 2 * plan.schedule.microbatches
+        return passes_of(plan, rank=self.rank).total()
+
+    @property
     def words(self) -> str:
-        schedule = self.design.plan.schedule
-        return f"{len(self.design.model.layers)} layers, {schedule.microbatches} microbatches"
+        layers, microbatches = len(self.design.model.layers), self.design.plan.schedule.microbatches
+        return f"{layers:,} layers and {microbatches:,} microbatches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

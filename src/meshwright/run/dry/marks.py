@@ -19,20 +19,22 @@ def _nothing(**_options: bool) -> None: ...
 
 class Marks:
     """A recorder that marks the end of every pass in the counter, once there is one; and what follows until the next
-    pass begins, where passes of several stages or microbatches mix."""
+    pass begins, where passes of several stages or microbatches mix. `passed` is told how many passes are done."""
 
-    def __init__(self, names: PassNames) -> None:
+    def __init__(self, names: PassNames, *, passed: Callable[[int], None]) -> None:
         self.counter: StepCounter | None = None
-        self._names = names
+        self._names, self._passed, self._passes = names, passed, 0
         self._last, self._runs = "", False
 
     def record(self, name: str, _start: float, _seconds: float, *, stage: int = -1, microbatch: int = -1) -> None:
         self._last, self._runs = self._names.name(name, stage=stage, microbatch=microbatch), False
         self.mark(self._last)
+        self._passes += microbatch >= 0
+        self._passed(self._passes)
 
     def start(self, counter: StepCounter) -> None:
         """A step begins, and `counter` counts it."""
-        self.counter, self._last, self._runs = counter, "", False
+        self.counter, self._last, self._runs, self._passes = counter, "", False, 0
         self._names.restart()
 
     def mark(self, name: str) -> None:

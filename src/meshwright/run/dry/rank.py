@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from meshwright.run.dry.count import RankCount, heaviest
 from meshwright.run.dry.events import Events, Packed, Stretch, is_receive, stretches
@@ -11,6 +12,7 @@ from meshwright.run.dry.extend import NotSteady, extended, grown, left
 from meshwright.run.dry.jobs import Job, jobs_of
 from meshwright.run.dry.names import RECEIVE, place_of
 from meshwright.run.dry.order import Orders
+from meshwright.run.dry.pace import Pace
 from meshwright.run.dry.passes import Passes
 from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.tally import Tally, joined, tally
@@ -27,9 +29,9 @@ class Counter:
     design: Design
     whole: bool = False
     known: Mapping[str, Packed] = field(default_factory=dict)
-    say: Callable[[str], None] = lambda _line: None
+    pace: Pace = field(default_factory=lambda: Pace(lambda _line: None))
+    recipes: Recipes = field(default_factory=Recipes)
     _traced: dict[str, Packed] = field(default_factory=dict)
-    _recipes: Recipes = field(default_factory=Recipes)
     _orders: Orders = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,7 +43,7 @@ class Counter:
             try:
                 return self._probed(rank)
             except NotSteady as reason:
-                self.say(f"pipeline rank {rank}: probes do not tell it ({reason}), so the whole of it is traced")
+                self.pace.say(f"pipeline rank {rank}: probes do not tell it ({reason}), so the whole of it is traced")
         return self._found(rank, tally(self._events(jobs_of(self.design, rank=rank, whole=True).jobs[0])))
 
     def trace(self, job: Job) -> Packed:
@@ -49,10 +51,13 @@ class Counter:
         if job.key in self.known:
             return self.known[job.key]
         if job.key not in self._traced:
-            self.say(f"pipeline rank {job.rank}: tracing {job.words}")
             place = heaviest(job.design.plan, job.rank)
-            self._traced[job.key] = Packed.of(traced(job.design, rank=place, recipes=self._recipes))
+            events = traced(job.design, rank=place, recipes=self.recipes, passed=partial(self._tell, job))
+            self._traced[job.key] = Packed.of(events)
         return self._traced[job.key]
+
+    def _tell(self, job: Job, done: int) -> None:
+        self.pace.tell(lambda: f"pipeline rank {job.rank}: {done:,} of {job.passes:,} passes of {job.words} traced")
 
     def _events(self, job: Job) -> Events:
         return self.trace(job).events()

@@ -16,7 +16,7 @@ from meshwright.schedule.moves import PATIENT_SENDS
 from meshwright.schedule.program import FORWARD, INPUT, Program
 from meshwright.schedule.rows import one_for_one, run, with_weights
 from meshwright.spec.model import Layer, Mixture
-from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Sharding, Stage
+from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 
 SHORTEST = 2  # repetitions of a run of layers that the shortest probe keeps: a first and a last
 LONGEST_UNIT = 8
