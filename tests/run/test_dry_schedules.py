@@ -23,7 +23,7 @@ V_SHAPE = Layout(pipeline=2, chunks=2, kind=Kind.DUAL_PIPE_V, batch=12)
 LOOP = Layout(pipeline=2, chunks=2, shard=2, kind=Kind.INTERLEAVED, sharding=Sharding.OPTIMIZER, batch=12)
 QUICK = {
     # More microbatches than a device has room for what is received of all: none comes before its turn.
-    "1f1b": case(Layout(pipeline=2, batch=48), layers=2),
+    "1f1b": case(Layout(pipeline=2, batch=112), layers=2),
     "gpipe": case(Layout(pipeline=2, kind=Kind.GPIPE, batch=6), layers=2),
     "interleaved": case(LOOP, layers=4),
     "breadth-first": case(Layout(pipeline=2, chunks=2, kind=Kind.BREADTH_FIRST, batch=6), layers=4),
@@ -122,4 +122,4 @@ def test_no_two_lines_come_within_seconds_of_each_other(monkeypatch: pytest.Monk
 
 def test_passes_of_a_long_trace_are_told_of() -> None:
     """Every one, to whom it concerns."""
-    assert dry_cases.apart(dry_cases.passes_told, entry=QUICK["1f1b"], rank=1) == list(range(1, 97))
+    assert dry_cases.apart(dry_cases.passes_told, entry=QUICK["1f1b"], rank=1) == list(range(1, 225))
