@@ -38,14 +38,17 @@ def case(layout: Layout, *, kind: str = "tiny", layers: int = 8, accelerator: bo
     return replace(found, cluster=replace(found.cluster, groups=(replace(group, device=device),)))
 
 
-def count_both(designs: list[Design]) -> list[list[tuple[RankCount, RankCount]]]:
-    """Every pipeline rank of each design, whole and from probes."""
+def count_both(designs: list[Design], ranks: list[int] | None = None) -> list[list[tuple[RankCount, RankCount]]]:
+    """These pipeline ranks of each design, or all of them, whole and from probes."""
     from meshwright.run.dry.rank import Counter
+    from meshwright.run.dry.recipes import Recipes
 
-    found = []
+    recipes, found = Recipes(), []
     for entry in designs:
-        whole, probed = Counter(design=entry, whole=True), Counter(design=entry)
-        found.append([(whole.count(rank), probed.count(rank)) for rank in range(entry.plan.pipeline)])
+        whole = Counter(design=entry, whole=True, recipes=recipes)
+        probed = Counter(design=entry, recipes=recipes)
+        chosen = range(entry.plan.pipeline) if ranks is None else ranks
+        found.append([(whole.count(rank), probed.count(rank)) for rank in chosen])
     return found
 
 
@@ -123,7 +126,8 @@ def count_whole(designs: list[Design]) -> list[list[RankCount]]:
 def told_and_performed(entry: Design, rank: int) -> tuple[list[str], list[str]]:
     """What pipeline rank `rank` receives and runs in the order that is told, and in that of its real step."""
     from meshwright.run.dry.events import Kind
-    from meshwright.run.dry.order import RECEIVE, Orders
+    from meshwright.run.dry.names import RECEIVE
+    from meshwright.run.dry.order import Orders
     from meshwright.run.dry.trace import traced
 
     performed = []
@@ -134,6 +138,16 @@ def told_and_performed(entry: Design, rank: int) -> tuple[list[str], list[str]]:
             performed.append(event.what)
     told = list(Orders(plan=entry.plan).of(rank))
     return told, [name for name in performed if name in {RECEIVE, *told}]
+
+
+def passes_told(entry: Design, rank: int) -> list[int]:
+    """The numbers of passes that are told of while pipeline rank `rank` is traced, in the counted step."""
+    from meshwright.run.dry.trace import traced
+
+    told: list[int] = []
+    traced(entry, rank=entry.plan.first_rank_of(rank), passed=told.append)
+    last = len(told) - told[::-1].index(1) - 1
+    return sorted(set(told[last:]))
 
 
 def count_in_small_buckets(designs: list[Design], most: int) -> list[tuple[dict[str, float], dict[str, float]]]:

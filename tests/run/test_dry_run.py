@@ -65,8 +65,8 @@ def same(whole: RankCount, probed: RankCount) -> None:
         assert dict(getattr(whole, name)) == dict(getattr(probed, name)), name
 
 
-def check_probes(cases: dict) -> None:
-    found = dry_cases.apart(dry_cases.count_both, designs=list(cases.values()))
+def check_probes(cases: dict, ranks: list[int] | None = None) -> None:
+    found = dry_cases.apart(dry_cases.count_both, designs=list(cases.values()), ranks=ranks)
     for ranks in found:
         for whole, probed in ranks:
             assert probed.probed
@@ -245,7 +245,7 @@ def test_a_process_that_counts_and_is_killed_is_told() -> None:
         dry_cases.apart(killed)
 
 
-def unsupported(design: str, ranks: list[int], whole: bool, known: dict[str, object]) -> None:
+def unsupported(design: str, ranks: list[int], whole: bool, known: dict[str, object], say: object) -> None:
     raise NotImplementedError("no kernel of 'aten::odd'\nCPU: registered at ...\nMeta: registered at ...")
 
 

@@ -30,7 +30,7 @@ def figures(stretch):
 def test_stretches_join_end_to_end(one, two, three):
     whole = tally([*one, *two, *three])
     assert figures(joined([tally(one), tally(two), tally(three)])) == figures(whole)
-    assert figures(tally(one).then(tally(two).then(tally(three)))) == figures(whole)
+    assert figures(joined([tally(one), joined([tally(two), tally(three)])])) == figures(whole)
 
 
 @given(events, st.integers(0, 6))

@@ -7,6 +7,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -15,6 +16,14 @@ from typing import Any
 from meshwright.spec.errors import MeshwrightError, Problem, WorkerFailed
 
 LONGEST_LINE = 300
+
+
+class _Told(Enum):
+    """What a child sends: a line to be said, and then its result or its error."""
+
+    LINE = "line"
+    RESULT = "result"
+    ERROR = "error"
 
 
 class RaisedThere(Exception):
@@ -37,22 +46,24 @@ def in_children(
     *,
     seconds: float,
     preload: Sequence[str] = (),
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Any, ...]:
     """As in_child, one process for each of `arguments`, all at once; the first failure ends them all.
 
+    Where there is a `say`, the function is given one too, and a line that it says there is said here.
     What a child raised is told by its first line; the WorkerFailed comes from a RaisedThere, which has the rest.
     """
     context = _context(preload)
     pipes = [context.Pipe(duplex=False) for _ in arguments]
     workers = [
-        context.Process(target=_run, args=(function, dict(given), sender), daemon=True)
+        context.Process(target=_run, args=(function, dict(given), sender, say is not None), daemon=True)
         for given, (_, sender) in zip(arguments, pipes, strict=True)
     ]
     try:
         for worker, (_, sender) in zip(workers, pipes, strict=True):
             worker.start()
             sender.close()
-        return _collect(function, [receiver for receiver, _ in pipes], seconds=seconds)
+        return _collect(function, [receiver for receiver, _ in pipes], seconds=seconds, say=say)
     finally:
         for worker in workers:
             if worker.pid is not None:
@@ -77,7 +88,13 @@ def _context(preload: Sequence[str]) -> ForkServerContext | SpawnContext:
     return context
 
 
-def _collect(function: Callable[..., Any], receivers: Sequence[Connection], *, seconds: float) -> tuple[Any, ...]:
+def _collect(
+    function: Callable[..., Any],
+    receivers: Sequence[Connection],
+    *,
+    seconds: float,
+    say: Callable[[str], None] | None,
+) -> tuple[Any, ...]:
     deadline = time.monotonic() + seconds
     results: dict[int, Any] = {}
     while len(results) < len(receivers):
@@ -89,12 +106,15 @@ def _collect(function: Callable[..., Any], receivers: Sequence[Connection], *, s
             assert isinstance(receiver, Connection)
             index = waiting[receiver]
             try:
-                succeeded, value = receiver.recv()
+                kind, value = receiver.recv()
             except EOFError:
                 raise _failed(function, "the process died", "it may have been killed for memory") from None
-            if not succeeded:
+            if kind is _Told.ERROR:
                 raise _failed(function, value[0]) from RaisedThere(value[1])
-            results[index] = value
+            if kind is _Told.RESULT:
+                results[index] = value
+            elif say is not None:
+                say(value)
     return tuple(results[index] for index in range(len(receivers)))
 
 
@@ -102,12 +122,14 @@ def _failed(function: Callable[..., Any], what: str, why: str = "") -> Meshwrigh
     return WorkerFailed(Problem(what=what, where=f"worker of {function.__name__}", why=why))
 
 
-def _run(function: Callable[..., Any], arguments: dict[str, Any], sender: Connection) -> None:
+def _run(function: Callable[..., Any], arguments: dict[str, Any], sender: Connection, says: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its children
+    if says:
+        arguments["say"] = lambda line: sender.send((_Told.LINE, line))
     try:
-        sender.send((True, function(**arguments)))
+        sender.send((_Told.RESULT, function(**arguments)))
     except Exception as error:
-        sender.send((False, (_first_line(error), traceback.format_exc())))
+        sender.send((_Told.ERROR, (_first_line(error), traceback.format_exc())))
     finally:
         sender.close()
 

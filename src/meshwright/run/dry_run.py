@@ -85,19 +85,19 @@ def _counted(design: Design, *, whole: bool, say: Say) -> tuple[tuple[RankCount,
     say(f"counting {_number(plan.pipeline, 'pipeline rank')} in {_number(len(shares), 'process', 'es')}")
     known: dict[str, Packed] = {}
     if len(shares) > 1:
-        for traced in _in_children(trace_jobs, [{"design": text, "jobs": share} for share in shares]):
+        for traced in _in_children(trace_jobs, [{"design": text, "jobs": share} for share in shares], say=say):
             known |= traced
     arguments = []
     for ranks in shares_of(design, processes=processes):
         keys = {job.key for rank in ranks for job in jobs[rank]} & known.keys()
         arguments.append({"design": text, "ranks": ranks, "whole": whole, "known": {key: known[key] for key in keys}})
-    return _in_children(count_ranks, arguments)
+    return _in_children(count_ranks, arguments, say=say)
 
 
-def _in_children(function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+def _in_children(function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]], *, say: Say) -> tuple[Any, ...]:
     hush()
     try:
-        return in_children(function, arguments, seconds=LIMIT_SECONDS, preload=PRELOADED)
+        return in_children(function, arguments, seconds=LIMIT_SECONDS, preload=PRELOADED, say=say)
     except WorkerFailed as error:
         if not isinstance(error.__cause__, RaisedThere):
             raise

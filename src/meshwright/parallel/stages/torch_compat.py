@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Protocol
@@ -47,11 +47,11 @@ class Reach(StrEnum):
 class TableStage(PipelineStage):
     """A pipeline stage of torch's runtime with static shapes, short-lived buffers, and `calls` around its passes.
 
-    torch keeps a receive buffer for every microbatch, and what was sent until the step ends. Here a buffer lives from
-    the receive to the pass that uses it, and what was sent lives until its gradient is back or, for a gradient, until
-    PATIENT_SENDS later ones are sent. Backward goes as far as `reach` says. What a pass raises comes out as it was
-    raised. `module` is never a wrapper that torch's runtime treats apart (FSDP, DDP): what data parallel ranks do is
-    said by `calls`.
+    torch makes a receive buffer for every microbatch before the first step and keeps it, and what was sent until the
+    step ends. Here a buffer lives from the receive to the pass that uses it, and what was sent lives until its gradient
+    is back or, for a gradient, until PATIENT_SENDS later ones are sent. Backward goes as far as `reach` says. What a
+    pass raises comes out as it was raised. `module` is never a wrapper that torch's runtime treats apart (FSDP, DDP):
+    what data parallel ranks do is said by `calls`.
     """
 
     def __init__(
@@ -76,6 +76,10 @@ class TableStage(PipelineStage):
             output_args=(example_output,),
             group=group,
         )
+        if not self.is_first:
+            self.args_recv_info = _Emptied(self._empty)
+        if not self.is_last:
+            self.grad_recv_info = _Emptied(self._empty)
         self._calls, self._reach = calls, reach
         self._received = example_input
         self._returned = example_output
@@ -186,25 +190,23 @@ class TableStage(PipelineStage):
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor, ...]:
         return self._take(self.grad_recv_info[bwd_chunk_id])
 
-    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        prepared = super()._prepare_forward_infra(*args, **kwargs)
-        if not self.is_first:
-            for places in self.args_recv_info.values():
-                self._empty(places)
-        return prepared
-
-    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        prepared = super()._prepare_backward_infra(*args, **kwargs)
-        for places in self.grad_recv_info.values():
-            if not self.is_last:
-                self._empty(places)
-        return prepared
-
     def _post_metadata_inference_cleanup(self) -> None:
         """Shapes are static: nothing ran that would have to be undone, and gradients are not to be dropped."""
 
     def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
         """The stage's own module checks what it sends; torch 2.11 would also check the loss."""
+
+
+class _Emptied(dict[int, Any]):
+    """Places of receive buffers by microbatch, each emptied as it comes: those of all would not fit."""
+
+    def __init__(self, empty: Callable[[Sequence[Any]], None]) -> None:
+        super().__init__()
+        self._empty = empty
+
+    def __setitem__(self, microbatch: int, places: Sequence[Any]) -> None:
+        self._empty(places)
+        super().__setitem__(microbatch, places)
 
 
 def _wait(works: Sequence[dist.Work]) -> None:

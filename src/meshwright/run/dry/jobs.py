@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.run.dry.count import content
-from meshwright.run.dry.shrink import fewer_microbatches, is_split, shrunk, split
+from meshwright.run.dry.names import passes_of
+from meshwright.run.dry.shrink import fewer_microbatches, is_split, keeps_order, shrunk, split
 from meshwright.spec.plan import Design
 
 
@@ -25,9 +26,17 @@ class Job:
         return (1.0 + len(self.design.model.layers)) * (1.0 + schedule.microbatches) * schedule.slices
 
     @property
+    def passes(self) -> int:
+        """How many it runs in a step."""
+        plan = self.design.plan
+        if plan.pipeline == 1:
+            return 2 * plan.schedule.microbatches
+        return passes_of(plan, rank=self.rank).total()
+
+    @property
     def words(self) -> str:
-        schedule = self.design.plan.schedule
-        return f"{len(self.design.model.layers)} layers, {schedule.microbatches} microbatches"
+        layers, microbatches = len(self.design.model.layers), self.design.plan.schedule.microbatches
+        return f"{layers:,} layers and {microbatches:,} microbatches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +53,9 @@ def jobs_of(design: Design, *, rank: int, whole: bool) -> Jobs:
     """What pipeline rank `rank` is counted from: of ranks whose stages have the same content, and run it in the same
     order, one is traced."""
     probe = shrunk(design, rank=rank, whole=whole)
-    few = [each if whole else fewer_microbatches(each) for each in probe.designs]
+    few = [each if whole else fewer_microbatches(each, rank=rank) for each in probe.designs]
     return Jobs(
-        jobs=tuple(_job(each, rank, ordered=each.plan.schedule == design.plan.schedule) for each in few),
+        jobs=tuple(_job(each, rank, ordered=whole or keeps_order(each.plan, of=design.plan)) for each in few),
         layers=probe.more,
         microbatches=design.plan.schedule.microbatches - few[0].plan.schedule.microbatches,
     )

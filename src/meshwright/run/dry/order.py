@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,43 +12,19 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.parallel.buckets import BucketedGradients
-from meshwright.parallel.pipeline import PipelineExecutor, reach
+from meshwright.parallel.pipeline import PipelineExecutor
 from meshwright.parallel.split import WeightGradients
-from meshwright.parallel.stages.torch_compat import Reach
-from meshwright.run.dry.marks import PassNames
+from meshwright.run.dry.names import Action, marked
 from meshwright.run.dry.torch_compat import lonely_world
-from meshwright.schedule import Work, planned
 from meshwright.spec.plan import Plan
-from meshwright.spec.report import LineName
 from meshwright.spec.span import Silent
 
-RECEIVE = "receive"
 
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What a pipeline rank does next: `work` is F, B, I, W, RECV_F, RECV_B, SEND_F, SEND_B, REDUCE_GRAD, UNSHARD or
-    RESHARD; `number` is that of the microbatch, or of its slice among those of all, and -1 where it is for all."""
-
-    work: str
-    stage: int
-    number: int
-
-
-def actions_of(runtime: Any) -> tuple[tuple[Action, ...], ...]:
-    """What each rank does in a step of torch's pipeline runtime, in that order."""
-    rows = runtime.pipeline_order_with_comms
-    return tuple(
-        tuple(
-            Action(
-                entry.computation_type.value,
-                entry.stage_index,
-                -1 if entry.microbatch_index is None else entry.microbatch_index,
-            )
-            for entry in rows[rank]
-        )
-        for rank in sorted(rows)
-    )
+def actions_of(runtime: Any, rank: int) -> Iterator[Action]:
+    """What a rank does in a step of torch's pipeline runtime, in that order."""
+    for entry in runtime.pipeline_order_with_comms[rank]:
+        number = -1 if entry.microbatch_index is None else entry.microbatch_index
+        yield Action(entry.computation_type.value, entry.stage_index, number)
 
 
 @dataclass(kw_only=True)
@@ -59,12 +35,12 @@ class Orders:
 
     def of(self, rank: int) -> tuple[str, ...]:
         """RECEIVE for every tensor that pipeline rank `rank` makes room for, and the mark of every pass at its end."""
-        return tuple(_marks(self.plan, self._actions[rank]))
+        return tuple(marked(self.plan, actions_of(self._runtime, rank)))
 
     @cached_property
-    def _actions(self) -> tuple[tuple[Action, ...], ...]:
+    def _runtime(self) -> Any:
         with lonely_world(rank=0, world_size=self.plan.pipeline):
-            return actions_of(_idle(self.plan).runtime(self.plan.schedule.microbatches, train=True))
+            return _idle(self.plan).runtime(self.plan.schedule.microbatches, train=True)
 
 
 def _idle(plan: Plan) -> PipelineExecutor:
@@ -83,22 +59,3 @@ def _idle(plan: Plan) -> PipelineExecutor:
         loss_function=lambda logits, _targets: logits.sum(),
         recorder=Silent(),
     )
-
-
-def _marks(plan: Plan, actions: Sequence[Action]) -> Iterator[str]:
-    """What a rank marks where it performs `actions`."""
-    slices = plan.schedule.slices
-    names, left = PassNames(slices=slices), [planned.passes(plan.schedule, stage) for stage in range(len(plan.stages))]
-    for action in actions:
-        stage, index, work = action.stage, action.number // slices, action.work
-        still = reach(plan, stage) is Reach.STILL
-        if work == "RECV_F" or (work == "RECV_B" and not still):
-            yield RECEIVE
-        elif work == Work.FORWARD:
-            yield names.name(LineName.FORWARD, stage=stage, microbatch=index)
-        elif work == "REDUCE_GRAD":
-            yield names.name(LineName.GRADIENTS, stage=stage, microbatch=-1)
-        elif work in (Work.BACKWARD, Work.INPUT, Work.WEIGHT) and not still:
-            left[stage] -= work != Work.INPUT
-            names.tell(Work(work), last=not left[stage])
-            yield names.name(LineName.BACKWARD, stage=stage, microbatch=index)

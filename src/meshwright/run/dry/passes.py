@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from meshwright.run.dry.events import Event, Kind
 from meshwright.run.dry.extend import NotSteady
-from meshwright.run.dry.marks import SPLIT
-from meshwright.run.dry.order import RECEIVE
+from meshwright.run.dry.names import RECEIVE, SPLIT
 from meshwright.run.dry.tally import Amounts, Tally, joined, tally
 from meshwright.run.dry.trace import GRADIENTS, OutsidePasses
 from meshwright.spec.report import LineName, MemoryPart

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from meshwright.run.dry.count import RankCount, heaviest
 from meshwright.run.dry.events import Events, Packed, Stretch, is_receive, stretches
 from meshwright.run.dry.extend import NotSteady, extended, grown, left
 from meshwright.run.dry.jobs import Job, jobs_of
-from meshwright.run.dry.order import RECEIVE, Orders
+from meshwright.run.dry.names import RECEIVE, place_of
+from meshwright.run.dry.order import Orders
+from meshwright.run.dry.pace import Pace
 from meshwright.run.dry.passes import Passes
 from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.tally import Tally, joined, tally
 from meshwright.run.dry.trace import outside_passes, traced
-from meshwright.spec.plan import Design, Plan
+from meshwright.spec.plan import Design
 from meshwright.spec.report import LineName
 
 
@@ -26,9 +29,9 @@ class Counter:
     design: Design
     whole: bool = False
     known: Mapping[str, Packed] = field(default_factory=dict)
-    say: Callable[[str], None] = lambda _line: None
+    pace: Pace = field(default_factory=lambda: Pace(lambda _line: None))
+    recipes: Recipes = field(default_factory=Recipes)
     _traced: dict[str, Packed] = field(default_factory=dict)
-    _recipes: Recipes = field(default_factory=Recipes)
     _orders: Orders = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,7 +43,7 @@ class Counter:
             try:
                 return self._probed(rank)
             except NotSteady as reason:
-                self.say(f"pipeline rank {rank}: probes do not tell it ({reason}), so the whole of it is traced")
+                self.pace.say(f"pipeline rank {rank}: probes do not tell it ({reason}), so the whole of it is traced")
         return self._found(rank, tally(self._events(jobs_of(self.design, rank=rank, whole=True).jobs[0])))
 
     def trace(self, job: Job) -> Packed:
@@ -48,10 +51,13 @@ class Counter:
         if job.key in self.known:
             return self.known[job.key]
         if job.key not in self._traced:
-            self.say(f"pipeline rank {job.rank}: tracing {job.words}")
             place = heaviest(job.design.plan, job.rank)
-            self._traced[job.key] = Packed.of(traced(job.design, rank=place, recipes=self._recipes))
+            events = traced(job.design, rank=place, recipes=self.recipes, passed=partial(self._tell, job))
+            self._traced[job.key] = Packed.of(events)
         return self._traced[job.key]
+
+    def _tell(self, job: Job, done: int) -> None:
+        self.pace.tell(lambda: f"pipeline rank {job.rank}: {done:,} of {job.passes:,} passes of {job.words} traced")
 
     def _events(self, job: Job) -> Events:
         return self.trace(job).events()
@@ -71,7 +77,7 @@ class Counter:
         """The count from probes. Raises NotSteady where they do not tell it to the byte."""
         plan, jobs = self.design.plan, jobs_of(self.design, rank=rank, whole=False)
         found = [stretches(self._events(job)) for job in jobs.jobs]
-        if len({tuple(_place(plan, entry.name) for entry in each) for each in found}) > 1:
+        if len({tuple(place_of(plan, entry.name) for entry in each) for each in found}) > 1:
             raise NotSteady("passes differ")
         together = list(zip(*found, strict=True))
         if not jobs.microbatches:
@@ -81,7 +87,7 @@ class Counter:
         # The second of microbatches in slices sends twice or more, and has waited for all that the first one sent.
         tallies = Passes(early=few - 1, alike=1 if plan.schedule.slices > 1 else 2)
         for each in together:
-            place = _place(plan, each[0].name)
+            place = place_of(plan, each[0].name)
             tallies.add(place, _grown([_without_receives(entry) for entry in each], jobs.layers))
         received = {event for each in found for entry in each for event in entry.events if is_receive(event)}
         if len(received) > 2:
@@ -98,19 +104,8 @@ class Counter:
         """The places of all passes, and RECEIVE between them, in the order of the step."""
         plan = self.design.plan
         if plan.pipeline > 1:
-            return [name if name == RECEIVE else _place(plan, name) for name in self._orders.of(rank)]
+            return [name if name == RECEIVE else place_of(plan, name) for name in self._orders.of(rank)]
         return [f"{LineName.FORWARD}|0|0", f"{LineName.BACKWARD}|0|0"] * plan.schedule.microbatches
-
-
-def _place(plan: Plan, name: str) -> str:
-    """The name of a stretch with its stage's place on its rank instead of the stage, and with the slice of the
-    microbatch instead of its number."""
-    parts = name.split("|")
-    if len(parts) != 3:
-        return name
-    stage, number = int(parts[1]), int(parts[2])
-    chunk = plan.stages_of(plan.stages[stage].rank).index(stage) if stage >= 0 else -1
-    return f"{parts[0]}|{chunk}|{number % plan.schedule.slices if number >= 0 else number}"
 
 
 def _without_receives(stretch: Stretch) -> Stretch:

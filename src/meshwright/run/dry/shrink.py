@@ -9,19 +9,21 @@ import numpy as np
 
 from meshwright.cost.traffic_turns import shares_turns
 from meshwright.run.dry.extend import LONGER
+from meshwright.run.dry.names import passes_of
 from meshwright.schedule import planned
 from meshwright.schedule.build import SPLIT, V_SHAPES
 from meshwright.schedule.moves import PATIENT_SENDS
 from meshwright.schedule.program import FORWARD, INPUT, Program
 from meshwright.schedule.rows import one_for_one, run, with_weights
 from meshwright.spec.model import Layer, Mixture
-from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Sharding, Stage
+from meshwright.spec.plan import BlockGroup, Design, Plan, Schedule, ScheduleKind, Stage
 
 SHORTEST = 2  # repetitions of a run of layers that the shortest probe keeps: a first and a last
 LONGEST_UNIT = 8
 FEWEST_MICROBATCHES = 5  # three to begin with, one that stands for those between, and the last
 FEWEST_SLICED = 3  # the first, one that stands for those between, and the last
 FEWEST_SPLIT = 9  # with the longest lag, two or more of each half after each half beside the first
+FEWEST_ALIKE = 4  # before sends are waited for (PATIENT_SENDS of them), and two to be alike
 _LONGEST_LAG = PATIENT_SENDS + 3  # of halves of weights: two wait for one another, and for no gradient that was sent
 
 Content = tuple[Layer, BlockGroup]
@@ -68,30 +70,52 @@ def shrunk(design: Design, *, rank: int, whole: bool) -> Probe:
     )
 
 
-def fewer_microbatches(design: Design) -> Design:
-    """The design with so many microbatches as tell all of them apart; as it is where it has no more than those.
+def fewer_microbatches(design: Design, *, rank: int) -> Design:
+    """The design with so many microbatches as tell all of those on pipeline rank `rank` apart; as it is where it has no
+    more than those, and where microbatches have paths.
 
-    Stages in loops are run one after another, which any number of microbatches may be.
-    As it is, too, where passes of one kind differ by more than being early: where some backwards are whole and others
-    split, where microbatches have paths, and where stages that take turns gather or reduce what is sharded.
+    Stages in loops are run one after another, which any number of microbatches may be. Where some backwards are whole
+    and others split, it is as many as have every pass of the whole step, among the same passes.
     """
     plan = design.plan
+    if plan.pipeline > 1 and plan.schedule.paths:
+        return design
+    if planned.splits(plan.schedule) and not is_split(plan):
+        found = _with_every_pass(plan, rank=rank)
+        return design if found is None else replace(design, plan=replace(plan, schedule=found))
     number = FEWEST_SPLIT if is_split(plan) else FEWEST_SLICED if plan.schedule.slices > 1 else FEWEST_MICROBATCHES
     if plan.schedule.microbatches <= number:
         return design
-    told = is_split(plan) or not planned.splits(plan.schedule)
-    if plan.pipeline > 1 and (not told or plan.schedule.paths or _turns_differ(plan)):
-        return design
-    kind = ScheduleKind.BREADTH_FIRST if plan.schedule.kind is ScheduleKind.INTERLEAVED else plan.schedule.kind
-    few = planned.of_first(replace(plan.schedule, kind=kind), number)
+    loops = plan.schedule.kind is ScheduleKind.INTERLEAVED
+    few = _loops(plan, number) if loops else planned.of_first(plan.schedule, number)
     refused = plan.pipeline > 1 and planned.problems(few, pipeline=plan.pipeline)
     return design if refused else replace(design, plan=replace(plan, schedule=few))
 
 
-def _turns_differ(plan: Plan) -> bool:
-    """Whether what a pass gathers, frees and reduces depends on those of other stages between."""
-    sharded = plan.first_group.sharding is not Sharding.NONE
-    return plan.schedule.kind is ScheduleKind.INTERLEAVED and sharded
+def _with_every_pass(plan: Plan, *, rank: int) -> Schedule | None:
+    """The plan's schedule with the fewest microbatches in which pipeline rank `rank` runs every pass that it does in
+    the whole step, the frequent ones FEWEST_ALIKE times or more; None where that takes most of them."""
+    whole = passes_of(plan, rank=rank)
+    for number in range(1, plan.schedule.microbatches * 2 // 3):
+        few = planned.of_first(plan.schedule, number)
+        if planned.problems(few, pipeline=plan.pipeline):
+            continue
+        found = passes_of(replace(plan, schedule=few), rank=rank)
+        if found.keys() == whole.keys() and all(found[place] >= min(whole[place], FEWEST_ALIKE) for place in whole):
+            # As a table, of which any number of microbatches may be played first.
+            return planned.of(planned.program(few, pipeline=plan.pipeline), chunks=plan.schedule.chunks)
+    return None
+
+
+def _loops(plan: Plan, microbatches: int) -> Schedule:
+    """Stages in loops one after another, as a table, in which microbatches never share what is gathered."""
+    made = replace(plan.schedule, kind=ScheduleKind.BREADTH_FIRST, microbatches=microbatches)
+    return planned.of(planned.program(made, pipeline=plan.pipeline), chunks=plan.schedule.chunks)
+
+
+def keeps_order(plan: Plan, *, of: Plan) -> bool:
+    """Whether ranks of a probe's `plan` run passes in the order of the plan it is `of`, and so each in its own."""
+    return plan.schedule == of.schedule or (planned.splits(of.schedule) and not is_split(of))
 
 
 def is_split(plan: Plan) -> bool:

@@ -29,19 +29,6 @@ class Tally:
         """Bytes at the moment of most, above the start."""
         return sum(self.top.values())
 
-    def then(self, other: Tally) -> Tally:
-        """This stretch and the other one after it."""
-        later = _sum(self.net, other.top)
-        return Tally(
-            net=_sum(self.net, other.net),
-            top=later if sum(later.values()) > self.rise else self.top,
-            flops=_sum(self.flops, other.flops),
-            calls=_sum(self.calls, other.calls),
-            bytes=_sum(self.bytes, other.bytes),
-            host_net=self.host_net + other.host_net,
-            host_top=max(self.host_top, self.host_net + other.host_top),
-        )
-
     def times(self, count: int) -> Tally:
         """This stretch `count` times in a row: memory is highest in the first or in the last."""
         if count < 1:
@@ -89,10 +76,27 @@ def tally(events: Iterable[Event]) -> Tally:
 
 def joined(stretches: Iterable[Tally]) -> Tally:
     """All of them, one after another."""
-    result = Tally()
+    net: dict[str, float] = {}
+    flops: dict[str, float] = {}
+    calls: dict[str, float] = {}
+    moved: dict[str, float] = {}
+    top: Amounts = {}
+    now = most = host = host_top = 0.0
     for stretch in stretches:
-        result = result.then(stretch)
-    return result
+        if now + stretch.rise > most:
+            most, top = now + stretch.rise, stretch.on(net)
+        host_top = max(host_top, host + stretch.host_top)
+        host += stretch.host_net
+        now += sum(stretch.net.values())
+        for into, amounts in (
+            (net, stretch.net),
+            (flops, stretch.flops),
+            (calls, stretch.calls),
+            (moved, stretch.bytes),
+        ):
+            for name, amount in amounts.items():
+                into[name] = into.get(name, 0.0) + amount
+    return Tally(net=net, top=top, flops=flops, calls=calls, bytes=moved, host_net=host, host_top=host_top)
 
 
 def _sum(one: Amounts, other: Amounts) -> dict[str, float]:

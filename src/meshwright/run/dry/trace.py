@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +16,7 @@ from meshwright.run.dry.counter import StepCounter
 from meshwright.run.dry.events import Event
 from meshwright.run.dry.kernels import accelerator_kernels
 from meshwright.run.dry.marks import Marks
+from meshwright.run.dry.names import names_of
 from meshwright.run.dry.recipes import Recipes
 from meshwright.run.dry.torch_compat import ACCELERATOR, fake_world, real
 from meshwright.schedule import planned
@@ -27,11 +29,17 @@ from meshwright.spec.plan import Design
 GRADIENTS = "gradients"  # the mark where gradients are whole
 
 
-def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tuple[Event, ...]:
+def _nobody(_passes: int) -> None:
+    """Nobody is told."""
+
+
+def traced(
+    design: Design, *, rank: int, recipes: Recipes | None = None, passed: Callable[[int], None] = _nobody
+) -> tuple[Event, ...]:
     """The second step of global rank `rank` under a fake process group: the optimizer's state is there by then.
 
     The process is left as it was. On a cluster of accelerators the device is one without kernels. `recipes` are those
-    of traces before.
+    of traces before. `passed` is told how many passes of the step are done.
     """
     accelerator = is_accelerated(design)
     world = fake_world(
@@ -39,14 +47,15 @@ def traced(design: Design, *, rank: int, recipes: Recipes | None = None) -> tupl
     )
     with world:
         if not accelerator:
-            return counted_step(design, device="cpu")
+            return counted_step(design, device="cpu", passed=passed)
         with accelerator_kernels():
-            return counted_step(design, device=ACCELERATOR)
+            return counted_step(design, device=ACCELERATOR, passed=passed)
 
 
-def counted_step(design: Design, *, device: str) -> tuple[Event, ...]:
-    """The second step of this rank of the default process group, counted. Collective."""
-    marks, job = Marks(slices=design.plan.schedule.slices), design.job
+def counted_step(design: Design, *, device: str, passed: Callable[[int], None] = _nobody) -> tuple[Event, ...]:
+    """The second step of this rank of the default process group, counted, its passes told of as in `traced`.
+    Collective."""
+    marks, job = Marks(names_of(design.plan), passed=passed), design.job
     learners = real(build_learners)(design.plan, device_type=device, kv_heads=design.model.kv_heads)
     # What is counted is the step as it is written: compiled layers do the same work in fewer operators.
     own = replace(design, plan=design.plan.of_learner(), job=replace(job, compile=Switch.OFF))

@@ -6,11 +6,12 @@ import gc
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from meshwright.run.dry.count import RankCount
 from meshwright.run.dry.events import Packed
 from meshwright.run.dry.jobs import Job
+from meshwright.run.dry.pace import Pace
 from meshwright.spec import codec
 from meshwright.spec.plan import Design
 
@@ -19,22 +20,25 @@ PRELOADED = ("meshwright.run.dry.rank",)
 GARBAGE = 10_000  # objects made between two searches for garbage
 
 
-def trace_jobs(design: str, jobs: Sequence[Job]) -> dict[str, Packed]:
-    """What each of `jobs` of a design, written as JSON, does, packed, by its key. For a process of its own."""
+def trace_jobs(design: str, jobs: Sequence[Job], say: Callable[[str], None]) -> dict[str, Packed]:
+    """What each of `jobs` of a design, written as JSON, does, packed, by its key; `say` is told how far it has come.
+    For a process of its own."""
     settle()
     from meshwright.run.dry.rank import Counter
 
-    counter = Counter(design=_read(design))
+    counter = Counter(design=_read(design), pace=Pace(say))
     return {job.key: counter.trace(job) for job in jobs}
 
 
-def count_ranks(design: str, ranks: Sequence[int], whole: bool, known: Mapping[str, Packed]) -> tuple[RankCount, ...]:
+def count_ranks(
+    design: str, ranks: Sequence[int], whole: bool, known: Mapping[str, Packed], say: Callable[[str], None]
+) -> tuple[RankCount, ...]:
     """What pipeline ranks `ranks` of a design, written as JSON, do in one step; what jobs do that are `known` is not
-    traced again. For a process of its own."""
+    traced again, and `say` is told how far it has come. For a process of its own."""
     settle()
     from meshwright.run.dry.rank import Counter
 
-    counter = Counter(design=_read(design), whole=whole, known=known)
+    counter = Counter(design=_read(design), whole=whole, known=known, pace=Pace(say))
     return tuple(counter.count(rank) for rank in ranks)
 
 
