@@ -62,7 +62,6 @@ IDLE = {
     "job.skip.*": "refused where the plan has a pipeline, and of no effect without one",
     "job.objective": _SEARCH,
     "job.constraints.*": _SEARCH,
-    "job.software": "what plans are priced as",
     "job.low_rank.*": "of a job that becomes low rank, which is refused",
     "model.source": _NAME,
     "model.name": _NAME,

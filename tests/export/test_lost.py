@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from meshwright.catalog import with_vocab
-from meshwright.export import NotExpressible, Peer, Verdict, check, export
+from meshwright.export import NotExpressible, Peer, Verdict, check, export, holder
 from meshwright.spec.job import CheckpointSpec, EvaluationSpec, Interval, Switch
 from meshwright.spec.model import Attention, Mixture, RotaryScaling
 from meshwright.spec.plan import Design, Sharding
@@ -56,6 +56,19 @@ def test_what_is_not_lost_is_not_told(peer: Peer) -> None:
     assert {"compile", "first weights"} <= lost_of(peer, asked).keys()
     assert ("deterministic" in lost_of(peer, asked)) == (peer is not TITAN)
     assert all(plan != theirs for plan, theirs in lost_of(peer, asked).values())
+
+
+@pytest.mark.parametrize("peer", Peer)
+def test_a_plan_that_is_predicted_as_other_software_than_the_file_starts_says_so(peer: Peer) -> None:
+    entry = design(sharding=ZERO2)
+    own = holder(peer.value).stack(entry.job)
+    plan, theirs = lost_of(peer, entry)["predicted as"]
+    assert plan == "torch"
+    assert theirs.startswith(f"{own} runs it; plan --for {peer} ")
+    kept = replace(entry, job=replace(entry.job, software=own))
+    assert "predicted as" not in lost_of(peer, kept)
+    compiled = lost_of(peer, replace(kept, job=replace(kept.job, compile=Switch.ON)))
+    assert ("predicted as" in compiled) == (peer is TITAN)
 
 
 def test_a_file_that_every_node_of_deepspeed_reads_is_told_of() -> None:
