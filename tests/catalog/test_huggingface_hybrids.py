@@ -12,7 +12,7 @@ import pytest
 from meshwright import catalog, search
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.catalog.huggingface.families import FAMILIES, REFUSED
-from meshwright.export.meaning import oddities
+from meshwright.export.oddities import oddities
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Attention, FeedForward, Mixture, ModelSpec, Recurrence

@@ -46,7 +46,9 @@ def test_racks_that_are_not_filled_are_taken_in_segments(name: str, nodes_of_rac
 def test_whole_racks_can_be_asked_for(tmp_path: Path) -> None:
     """By a set, and in a file, whose racks are whole where it does not say otherwise."""
     asked = Question(model=catalog.load_model("tiny"), cluster=catalog.load_cluster("256xGB200"), job=JobSpec())
-    (group,) = set_cluster(asked, ["cluster.rack_nodes=18"]).cluster.groups
+    full = set_cluster(asked, ["cluster.rack_nodes=18"]).cluster
+    assert full.source.endswith("; but cluster.rack_nodes = 18, which was set")
+    (group,) = full.groups
     assert (group.num_nodes, group.rack_nodes) == (64, 18)
     for said, nodes in (("", 18), ("rack_nodes = 16", 16)):
         file = tmp_path / f"racks-{nodes}.toml"

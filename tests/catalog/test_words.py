@@ -82,3 +82,11 @@ def test_software_that_is_not_known_comes_with_what_is(tmp_path: Path, name: str
 def test_a_number_for_a_tokenizer_is_told_how_to_train_one() -> None:
     assert catalog.load_job(None, sets=["data.tokenizer=8192"]).data.tokenizer == "8192"
     assert 'write "3", in quotes' in refused("name=3")
+
+
+def test_fields_of_a_model_are_said_to_be_of_the_model() -> None:
+    with pytest.raises(ConfigError) as error:
+        catalog.load_job(None, sets=["model.layers=3", "model=tiny", "seeds=4", "seed=2"])
+    assert [problem.where for problem in error.value.problems] == ["--set model.layers", "--set model", "--set seeds"]
+    assert "--model says which model it is" in str(error.value)
+    assert catalog.load_job(None, sets=["seed=2"]).seed == 2

@@ -68,7 +68,7 @@ DEFAULTS = {
     "--rope-scaling-factor": "8.0", "--rotary-base": "10000", "--mscale": "1.0", "--recompute-num-layers": "1",
     "--qk-head-dim": "128", "--qk-pos-emb-head-dim": "64", "--v-head-dim": "128", "--kv-channels": DERIVED,
     "--num-key-value-heads": DERIVED, "--moe-ffn-hidden-size": DERIVED, "--normalization": DERIVED,
-    "--moe-router-bias-update-rate": "0.001", "--moe-router-load-balancing-type": "none",
+    "--init-method-std": "0.02", "--moe-router-bias-update-rate": "0.001", "--moe-router-load-balancing-type": "none",
     "model.name": '"llama3"', "model.converters": "[]", "optimizer.name": '"AdamW"', "optimizer.beta1": "0.9",
     "optimizer.beta2": "0.95", "optimizer.eps": "1e-08", "optimizer.weight_decay": "0.1", "training.max_norm": "1.0",
     "lr_scheduler.decay_type": '"linear"', "training.seq_len": "2048", "training.local_batch_size": "8",
@@ -169,7 +169,7 @@ def test_every_flag_that_is_changed_or_missing_is_told(peer: Peer, choices: dict
 
 ADDED = [
     (MEGATRON, "--rotary-percent 0.5"),
-    (MEGATRON, "--init-method-std 0.006"),
+    (MEGATRON, "--hybrid-attention-ratio 0.5"),
     (MEGATRON, "--window-size 1024 0"),
     (MEGATRON, "--lr-decay-iters 10"),
     (MEGATRON, "--start-weight-decay 0.0 --end-weight-decay 0.1 --weight-decay-incr-style linear"),
@@ -226,10 +226,10 @@ def test_a_plan_that_cannot_be_written_is_held_to_what_it_means() -> None:
     assert lines == {"schedule"}
     lines = {
         line.name
-        for line in check(entry, text.replace(' "$@"', ' --init-method-std 1 "$@"'), to=MEGATRON)
+        for line in check(entry, text.replace(' "$@"', ' --window-size 1 1 "$@"'), to=MEGATRON)
         if line.verdict is Verdict.DIFFERS
     }
-    assert lines == {"schedule", "--init-method-std"}
+    assert lines == {"schedule", "--window-size"}
 
 
 @pytest.mark.parametrize(

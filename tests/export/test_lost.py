@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from meshwright.catalog import with_vocab
-from meshwright.export import NotExpressible, Peer, Verdict, export
+from meshwright.export import NotExpressible, Peer, Verdict, check, export, holder
 from meshwright.spec.job import CheckpointSpec, EvaluationSpec, Interval, Switch
-from meshwright.spec.model import Attention, RotaryScaling
+from meshwright.spec.model import Attention, Mixture, RotaryScaling
 from meshwright.spec.plan import Design, Sharding
 from tests.export.plans import design
 
@@ -58,6 +58,19 @@ def test_what_is_not_lost_is_not_told(peer: Peer) -> None:
     assert all(plan != theirs for plan, theirs in lost_of(peer, asked).values())
 
 
+@pytest.mark.parametrize("peer", Peer)
+def test_a_plan_that_is_predicted_as_other_software_than_the_file_starts_says_so(peer: Peer) -> None:
+    entry = design(sharding=ZERO2)
+    own = holder(peer.value).stack(entry.job)
+    plan, theirs = lost_of(peer, entry)["predicted as"]
+    assert plan == "torch"
+    assert theirs.startswith(f"{own} runs it; plan --for {peer} ")
+    kept = replace(entry, job=replace(entry.job, software=own))
+    assert "predicted as" not in lost_of(peer, kept)
+    compiled = lost_of(peer, replace(kept, job=replace(kept.job, compile=Switch.ON)))
+    assert ("predicted as" in compiled) == (peer is TITAN)
+
+
 def test_a_file_that_every_node_of_deepspeed_reads_is_told_of() -> None:
     entry = design(shard=16)
     assert "ds_config.json" not in lost_of(DEEPSPEED, design())
@@ -78,6 +91,50 @@ def test_latent_attention_and_its_router_are_said_in_full_to_megatron() -> None:
     flags += ("--moe-router-score-function sigmoid", "--moe-router-topk-scaling-factor 2.5")
     flags += ("--moe-router-enable-expert-bias", "--moe-router-group-topk 4", "--moe-router-bias-update-rate 0.001")
     assert [flag for flag in flags if flag not in text] == []
+
+
+def balanced(peer: Peer, **routing: float) -> Design:
+    """A mixture that `peer` has, balanced so."""
+    entry = design("qwen3-30b-a3b" if peer is TITAN else "mixtral-8x7b", sharding=ZERO2)
+    layer = entry.model.layers[0]
+    assert isinstance(layer.transform, Mixture)
+    said = replace(layer, transform=replace(layer.transform, routing=replace(layer.transform.routing, **routing)))
+    return replace(entry, model=replace(entry.model, layers=(said,) * len(entry.model.layers)))
+
+
+def test_a_loss_that_balances_is_written_to_megatron_as_it_is() -> None:
+    entry = balanced(MEGATRON, balance_loss=0.02)
+    text = export(entry, to=MEGATRON).text
+    assert "--moe-router-load-balancing-type seq_aux_loss" in text
+    assert "--moe-aux-loss-coeff 0.02" in text
+    assert not {"balance of experts", "model: routing"} & lost_of(MEGATRON, entry).keys()
+    other = text.replace("seq_aux_loss", "aux_loss")
+    (line,) = (line for line in check(entry, other, to=MEGATRON) if line.verdict is Verdict.DIFFERS)
+    told = (
+        "softmax, normalized x 1, loss 0.02 of every sequence",
+        "softmax, normalized x 1, loss 0.02 of every microbatch",
+    )
+    assert (line.plan, line.peer) == told
+
+
+def test_a_loss_that_balances_is_lost_where_a_trainer_has_another_one_or_none() -> None:
+    assert lost_of(DEEPSPEED, balanced(DEEPSPEED, balance_loss=0.02))["model: routing"] == (
+        "softmax, normalized x 1, loss 0.02 of every sequence",
+        "softmax, normalized x 1, loss 0.02 of every microbatch's first choices",
+    )
+    assert lost_of(TITAN, balanced(TITAN, balance_loss=0.02))["model: routing"][1].endswith("x 1, bias 0.001")
+
+
+@pytest.mark.parametrize("peer", [MEGATRON, DEEPSPEED])
+def test_experts_that_nothing_balances_are_told_of(peer: Peer) -> None:
+    plan, theirs = lost_of(peer, balanced(peer))["balance of experts"]
+    assert plan.startswith("none: ")
+    assert "yours to" in theirs
+
+
+def test_a_bias_that_balances_a_softmax_is_refused_by_megatron() -> None:
+    with pytest.raises(NotExpressible, match="cannot say a bias that balances a softmax"):
+        export(balanced(MEGATRON, bias_rate=0.001), to=MEGATRON)
 
 
 def test_bounds_of_yarn_that_no_flag_names_are_lost() -> None:

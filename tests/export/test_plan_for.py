@@ -204,6 +204,12 @@ def test_a_plan_for_a_trainer_says_whose_seconds_it_tells(capsys: pytest.Capture
     asked = [*PLAN, "--for", "megatron-lm"]
     assert main(asked) == 0
     assert "priced as megatron-core, the software of megatron-lm" in " ".join(capsys.readouterr().out.split())
+    small = ["-m", "qwen3-0.6b", "-c", "2xH100", "--set", "batch_tokens=64Ki", "--top", "1"]
+    titan = ["plan", *small, "--for", "torchtitan"]
+    for switch in ("off", "on"):
+        assert main([*titan, "--set", f"compile={switch}"]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert ("; as its file says, nothing is compiled (--set compile=on " in told) == (switch == "off")
     assert main([*asked, "--set", "software=torch"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "priced as torch, the software that the job names; megatron-lm's own is megatron-core" in told

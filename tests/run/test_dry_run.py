@@ -230,6 +230,27 @@ def test_what_does_not_fit_is_counted_and_told(capsys: pytest.CaptureFixture[str
     assert "fits: no" in page.read_text()
 
 
+def test_a_plan_for_another_trainer_is_counted_and_predicted_as_this_runtime_and_says_so() -> None:
+    entry = case(Layout(batch=1), layers=1)
+    entry = replace(entry, cluster=load_cluster("1xH100"), plan=replace(entry.plan, cluster="1xH100"))
+    other = replace(entry, job=replace(entry.job, software="megatron-core"))
+    usual, told = dry_run(entry), dry_run(other)
+    assert told.predicted == usual.predicted
+    assert told.counted == replace(usual.counted, notes=told.counted.notes)
+    note, *rest = told.counted.notes
+    assert tuple(rest) == usual.counted.notes
+    assert note.startswith("this is the plan as this runtime trains it, counted and predicted: ")
+    assert "; the design names megatron-core, as which it takes " in note
+
+
+def test_what_does_nothing_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    entry = case(Layout(batch=1), layers=1)
+    entry = replace(entry, cluster=load_cluster("1xH100"), plan=replace(entry.plan, cluster="1xH100"))
+    (tmp_path / "plan.json").write_text(entry.to_json())
+    assert main(["dryrun", str(tmp_path / "plan.json"), "--set", "job.spike.window=64", "--json"]) == ExitCode.OK
+    assert "warning: --set spike.window: does nothing (spike.policy is ignore)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [[], ["plan.json", "--model", "tiny"], ["none.json"]])
 def test_bad_input_is_told_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dryrun", *words]) == ExitCode.USAGE

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from meshwright.catalog.devices import SHEETS, find_device
+from meshwright.catalog.devices import find_device
+from meshwright.catalog.named_devices import nearest_devices
 from meshwright.catalog.names import suggest
 from meshwright.spec.errors import Problem
 
@@ -76,8 +77,7 @@ def unknown_device(name: str, *, text: str) -> Problem:
         return Problem(where=where, what=what, fix=f"did you mean {found}?")
     if re.match(r"\d+\s*[xX*×]", name):
         return Problem(where=where, what="has three counts", why="nodes x devices of each are two", fix=FORMS)
-    known = [spelt for sheet in SHEETS for spelt in (sheet.name, *sheet.aliases)]
-    return Problem(where=where, what=what, fix=suggest(name, known, see=", ".join(sheet.name for sheet in SHEETS)))
+    return Problem(where=where, what=what, fix=nearest_devices(name))
 
 
 def nearest_form(text: str) -> str:

@@ -43,7 +43,7 @@ COMMENTS: Mapping[str, str] = MappingProxyType(
         "trackers": "Trackers beside metrics.jsonl: tensorboard, wandb.",
         "techniques": "Techniques by name.",
         "start": "A Hugging Face folder whose weights a new run begins with; empty: drawn by the seed.",
-        "software": "What plans are priced as: auto (what runs on the devices: torch; on TPUs xla), or one by name.",
+        "software": "What plans are priced as: auto (this runtime; xla on TPUs; --for's trainer), or a stack by name.",
         "schema": "Version of this form.",
         "data": "What to train on.",
         "data.sources": "One table a corpus: a JSONL, text or xz file, or a folder of them, and its weight.",

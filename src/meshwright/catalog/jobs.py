@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,9 @@ def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
     """
     document = documents.EMPTY if path is None else _rooted(documents.read(path), Path(path).parent)
     paths = tuple(set_path(entry, section="job") for entry in sets)
+    whole = Gathering()
+    whole.attempt(lambda: _refuse_models(paths))
+    sets = [entry for entry, path in zip(sets, paths, strict=True) if not _is_of_model(path)]
 
     def check(job: JobSpec) -> JobSpec:
         gathered = Gathering()
@@ -43,7 +47,24 @@ def load_job(path: str | Path | None, *, sets: Sequence[str] = ()) -> JobSpec:
         gathered.tell()
         return job
 
-    return documents.decode(JobSpec, document, section="job", sets=sets, check=check, each=number_problems)
+    found = whole.attempt(
+        lambda: documents.decode(JobSpec, document, section="job", sets=sets, check=check, each=number_problems)
+    )
+    whole.tell()
+    assert found is not None
+    return found
+
+
+def _is_of_model(path: str) -> bool:
+    return re.match(r"model(?![\w-])", path) is not None
+
+
+def _refuse_models(paths: Sequence[str]) -> None:
+    """Raises ConfigError for every path of --set that names a field of a model."""
+    what, why = "names a model, not a field of the job or the cluster", "--model says which model it is"
+    fix = "meshwright models NAME --json prints a file to change; name that with --model"
+    if found := [path for path in paths if _is_of_model(path)]:
+        raise ConfigError(Problem(where=f"--set {path}", what=what, why=why, fix=fix) for path in found)
 
 
 def _rooted(document: documents.Document, folder: Path) -> documents.Document:

@@ -21,7 +21,7 @@ def dryrun(
     as_json: Annotated[bool, typer.Option("--json", help="Print the dry run as one JSON document.")] = False,
 ) -> int:
     """Count one step of a plan at any scale on this machine: memory, FLOPs and collectives against the prediction."""
-    from meshwright.cli.output import console, note, print_json, write
+    from meshwright.cli.output import console, note, print_json, warn_of_idle, write
     from meshwright.run.children import prepare
     from meshwright.run.dry.worker import PRELOADED, hush
 
@@ -29,9 +29,13 @@ def dryrun(
     prepare(PRELOADED)
     from meshwright.run.choose import designed
     from meshwright.run.dry_run import dry_run
+    from meshwright.search.fields import of_cluster
     from meshwright.spec.errors import ExitCode
 
     design = designed(plan, model=model, cluster=cluster, job=job, sets=sets or ())
+    machine_sets = of_cluster(sets or ()) if plan is None else ()
+    of_job = [each for each in sets or () if each not in machine_sets]
+    warn_of_idle(design.job, str(job) if job else None, sets=of_job)
     found = dry_run(design, whole=full, say=note)
     if html is not None:
         from meshwright.report import dry_page

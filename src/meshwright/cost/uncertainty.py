@@ -237,7 +237,11 @@ def is_replayed(name: str) -> bool:
 
 
 def _is_unseen(device: DeviceSpec) -> bool:
-    return device.kind not in (DeviceKind.CUDA, DeviceKind.CPU)
+    """Of a vendor of whose devices no run was replayed, as one that is told as another may be."""
+    return device.sources.get("kind", "").startswith("by analogy") or device.kind not in (
+        DeviceKind.CUDA,
+        DeviceKind.CPU,
+    )
 
 
 def _has_experts(model: ModelSpec) -> bool:

@@ -3,7 +3,8 @@
 from meshwright.export.compare import Line, Verdict
 from meshwright.export.holder import Holder, holder
 from meshwright.export.meaning import Meaning, meaning
-from meshwright.export.peers import Exported, Peer, check, export, peer_named, read, version_of
+from meshwright.export.peer import Peer, peer_named
+from meshwright.export.peers import Exported, check, export, read, version_of
 from meshwright.export.refuse import NotExpressible, NotTheSame
 
 __all__ = [

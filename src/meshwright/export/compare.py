@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
 from meshwright.export.meaning import Meaning, Sizes, Steps
+from meshwright.spec.stage_words import stage_words
 
 
 class Verdict(StrEnum):
@@ -45,13 +46,8 @@ def _lines(prefix: str, wanted: Any, found: Any, nearest: Any) -> Iterator[Line]
             yield from _lines(f"{name}: ", here, there, near)
         else:
             verdict = Verdict.KEPT if here == there else Verdict.LOST if there == near else Verdict.DIFFERS
-            words = _stages if field.name == "stages" else _words
+            words = stage_words if field.name == "stages" else _words
             yield Line(name=name, plan=words(here), peer=words(there), verdict=verdict)
-
-
-def _stages(stages: Sequence[tuple[int, int, int]]) -> str:
-    """`blocks 0 to 16 on rank 0, 17 to 33 on rank 1`."""
-    return "blocks " + ", ".join(f"{start} to {stop - 1} on rank {rank}" for rank, start, stop in stages)
 
 
 def _words(value: Any) -> str:

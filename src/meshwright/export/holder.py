@@ -10,21 +10,17 @@ import numpy.typing as npt
 
 from meshwright.cost import PlanTable
 from meshwright.export.columns import Columns
-from meshwright.export.peers import Peer, peer_named, precisions, refusals, refuse, stages
+from meshwright.export.peer import Peer, peer_named
+from meshwright.export.peers import precisions, refusals, refuse, stages
+from meshwright.export.priced import stack_of
 from meshwright.export.refuse import NotExpressible
 from meshwright.spec.cluster import ClusterSpec, Precision
 from meshwright.spec.errors import Problem
-from meshwright.spec.job import Automatic, JobSpec, Switch
+from meshwright.spec.job import Automatic, JobSpec
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 
 Mask = npt.NDArray[np.bool_]
-_STACKS = {
-    Peer.TORCHTITAN: "torch-2025",
-    Peer.MEGATRON_LM: "megatron-core",
-    Peer.DEEPSPEED: "megatron-deepspeed",
-}
-_COMPILED = "torch-2025-compiled-fused-loss"  # compile.components of torchtitan v0.2.2: model and loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +34,8 @@ class Holder:
         return self.peer.value
 
     def stack(self, job: JobSpec) -> str:
-        """The software that the exported file starts, which of the three torchtitan alone compiles."""
-        compiled = self.peer is Peer.TORCHTITAN and job.compile is Switch.ON
-        return _COMPILED if compiled else _STACKS[self.peer]
+        """The software that the exported file starts."""
+        return stack_of(self.peer, job)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwright.spec.cluster import Precision
@@ -12,10 +13,8 @@ from meshwright.spec.model import (
     Attention,
     FeedForward,
     LatentAttention,
-    Layer,
     Mixture,
     ModelSpec,
-    Norm,
     QueryKeyNorm,
 )
 from meshwright.spec.optimizer import OptimizerKind, OptimizerSpec, as_kind
@@ -30,7 +29,9 @@ class Sizes:
     `latent` is (query rank or 0, key-value rank, nope, rope, value) of latent attention; `feed_forward` is 0 where
     every layer has experts; `positions` counts learned ones and `theta` is the base of rotary ones; `mixture` is
     (experts, chosen, hidden, shared hidden); `with_experts` says which layers. `score_scale` is what latent attention
-    multiplies its scores by; `scaling` and `routing` are in words, as of `scaling_words` and `routing_words`.
+    multiplies its scores by; `scaling` and `routing` are in words, as of `scaling_words` and `routing_words`, and so is
+    `first_weights`, what they are drawn from: matrices from a normal distribution, those that write to the residual
+    stream divided by sqrt(2 layers), unless a trainer has its own.
     """
 
     layers: int
@@ -58,6 +59,7 @@ class Sizes:
     routing: str = "none"
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    first_weights: str = "its own"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,14 +128,27 @@ def scaling_words(kind: str, factor: float, *, low: float, high: float, trained:
 
 
 def routing_words(
-    score: str, *, weighing: str, scale: float, groups: int, chosen: int, bias_rate: float, balance_loss: float
+    score: str,
+    *,
+    weighing: str,
+    scale: float,
+    groups: int,
+    chosen: int,
+    bias_rate: float,
+    balance: Mapping[str, float],
 ) -> str:
-    """`sigmoid, normalized x 2.5, 4 of 8 groups, bias 0.001`; what changes nothing is left out."""
+    """`sigmoid, normalized x 2.5, 4 of 8 groups, bias 0.001`; what changes nothing is left out. `balance` is the weight
+    of each loss that balances, by what it balances."""
     words = [score, f"{weighing} x {scale:g}"]
     words += [f"{chosen} of {groups} groups"] if groups > 1 else []
     words += [f"bias {bias_rate:g}"] if bias_rate else []
-    words += [f"loss {balance_loss:g}"] if balance_loss else []
+    words += [f"loss {weight:g} of every {part}" for part, weight in balance.items() if weight]
     return ", ".join(words)
+
+
+def deviation_words(deviation: float) -> str:
+    """`deviation 0.02`, of first weights."""
+    return f"deviation {deviation:g}"
 
 
 def exchange_words(kind: ExchangeKind, *, inner: int, context: int) -> str:
@@ -224,6 +239,7 @@ def sizes(model: ModelSpec) -> Sizes:
         scaling=_scaling(rotary_scaling(model)),
         score_scale=round(latent.scale or (latent.nope_dim + latent.rope_dim) ** -0.5, 9) if latent else 0.0,
         routing=_routing(experts) if experts else "none",
+        first_weights=deviation_words(model.initializer_range),
     )
 
 
@@ -261,72 +277,8 @@ def _routing(experts: Mixture) -> str:
         groups=said.groups,
         chosen=said.chosen_groups,
         bias_rate=said.bias_rate,
-        balance_loss=said.balance_loss,
+        balance={"sequence": said.balance_loss},
     )
-
-
-def oddities(model: ModelSpec) -> tuple[str, ...]:
-    """What of `model` Sizes does not say, so that no flags made from Sizes would build it; () when they would."""
-    found: dict[str, None] = {}
-    for layer in model.layers:
-        mixer = layer.mixer
-        if isinstance(mixer, LatentAttention):
-            found |= dict.fromkeys(["sparse attention"] if mixer.indexer else [])
-        elif isinstance(mixer, Attention):
-            named = {
-                "window": "attention windows",
-                "chunk": "chunked attention",
-                "sinks": "attention sinks",
-                "softcap": "soft caps",
-                "scale": "its own scale of scores",
-                "shared_key_value": "keys used as values",
-                "value_norm": "norms of values",
-                "gated": "gates on what attention gives",
-                "post_norm": "norms after a part",
-                "temperature": "scores that grow with the position",
-            }
-            found |= dict.fromkeys(words for field, words in named.items() if getattr(mixer, field))
-            found |= dict.fromkeys([] if mixer.causal else ["attention that sees later tokens"])
-            if mixer.rotary and (mixer.rotary.planes is not None or mixer.rotary.dims != mixer.head_dim):
-                found["rotary positions on some planes alone"] = None
-            if mixer.qk_norm in (QueryKeyNorm.FULL, QueryKeyNorm.UNSCALED):
-                found["norms over all heads at once"] = None
-        else:
-            found["layers without attention"] = None
-        part = layer.transform
-        if isinstance(part, Mixture) and (part.inner_norms or part.expert_scale or part.router_scale != 1.0):
-            found["norms and scales of a router"] = None
-        if isinstance(part, Mixture) and part.shared_gate:
-            found["gates of shared experts"] = None
-        found |= dict.fromkeys(["dense branches beside experts"] if layer.dense else [])
-        found |= dict.fromkeys(["layers that are scaled"] if layer.scaled else [])
-        found |= dict.fromkeys(["matrices of a lower rank"] if layer.ranks else [])
-        if not isinstance(layer.transform, (FeedForward, Mixture)):
-            found["layers without a feed-forward"] = None
-    if len({layer.mixer for layer in model.layers}) > 1:
-        found["attention that differs between layers"] = None
-    for kind in (FeedForward, Mixture):
-        if len({layer.transform for layer in model.layers if isinstance(layer.transform, kind)}) > 1:
-            found["feed-forwards that differ between layers"] = None
-    shape = sizes(model)
-    if {norm.eps for layer in model.layers for norm in _norms(layer)} - {shape.norm_epsilon}:
-        found["norms of unlike epsilons"] = None
-    biases = {
-        shape.bias,
-        *(part.bias for part in (layer.transform for layer in model.layers) if isinstance(part, FeedForward)),
-    }
-    found |= dict.fromkeys(
-        ["biases in some products"] if len(biases) > 1 or (shape.bias and not shape.qkv_bias) else []
-    )
-    found |= dict.fromkeys(["embeddings that are scaled"] if model.embedding.scale != 1.0 else [])
-    found |= dict.fromkeys(["encoders beside the decoder"] if model.towers else [])
-    found |= dict.fromkeys(["a soft cap on logits"] if model.head.softcap else [])
-    return tuple(found)
-
-
-def _norms(layer: Layer) -> list[Norm]:
-    parts = (getattr(layer.mixer, "norm", None), getattr(layer.transform, "norm", None))
-    return [norm for norm in parts if norm is not None]
 
 
 def _group_of_layers(design: Design) -> tuple[BlockGroup, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.export.lost import Words, evaluation_words, lost_checkpoints, lost_start, saves_every
+from meshwright.export.lost import Words, evaluation_words, lost_checkpoints, lost_start, lost_watch, saves_every
 from meshwright.export.meaning import Meaning, Sizes
 from meshwright.export.refuse import Refusals
 from meshwright.export.script import Flag
@@ -11,8 +11,9 @@ from meshwright.spec.plan import Design
 _FOLDER = "${SAVE_DIR:-checkpoints}"
 
 
-def size_flags(shape: Sizes) -> list[Flag]:
-    """The decoder's sizes, and what it is made of by words that both have."""
+def size_flags(shape: Sizes, *, deviation: float) -> list[Flag]:
+    """The decoder's sizes, and what it is made of by words that both have; first weights are drawn by `deviation`,
+    those that write to the residual stream divided by sqrt(2 layers), as here."""
     flags: list[Flag] = [
         ("--num-layers", shape.layers),
         ("--hidden-size", shape.width),
@@ -22,6 +23,7 @@ def size_flags(shape: Sizes) -> list[Flag]:
         ("--make-vocab-size-divisible-by", 1),
         ("--hidden-dropout", shape.hidden_dropout),
         ("--attention-dropout", shape.attention_dropout),
+        ("--init-method-std", deviation),
     ]
     flags += _activation(shape)
     flags += [] if shape.bias else [("--disable-bias-linear",)]
@@ -74,8 +76,8 @@ def _evaluation_batches(design: Design) -> int:
     return max(1, design.job.evaluation.tokens // design.job.batch_tokens)
 
 
-def lost_to_flags(design: Design) -> list[Words]:
-    """What neither says of a job, and both do alike."""
+def lost_to_flags(design: Design, *, verify: str, non_finite: str) -> list[Words]:
+    """What neither says of a job, and both do alike but for ranks that are compared and losses that are no numbers."""
     job, batches = design.job, _evaluation_batches(design)
     lines = [
         ("random numbers", f"of seed {job.seed}", f"other ones, of its seed {job.seed + 1}: it takes none below 1"),
@@ -87,10 +89,13 @@ def lost_to_flags(design: Design) -> list[Words]:
         ),
     ]
     fix = "--save, --load and --save-interval are yours to add, or plan with --set checkpoint.every_steps"
-    lines += lost_checkpoints(design, folder="$SAVE_DIR", kept="all", fix=fix)
+    written = "while training waits" if job.checkpoint.asynchronous else ""
+    lines += lost_checkpoints(design, folder="$SAVE_DIR", kept="all", written=written, fix=fix)
     lines += lost_start(design, fix="--load of a checkpoint in its own form is yours to add")
     lines += [("deterministic", "on", "off; --deterministic-mode turns it on")] if job.deterministic else []
     lines += [("z loss", str(job.z_loss), "none for the vocabulary")] if job.z_loss else []
+    waits, trackers = "600 s; --distributed-timeout-minutes is yours to add", "--tensorboard-dir is yours to add"
+    lines += lost_watch(design, non_finite=non_finite, waits=waits, verify=verify, trackers=trackers)
     if job.data.document_mask:
         lines.append(("document mask", "on", "off; --reset-attention-mask --reset-position-ids turn it on"))
     return lines

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from types import ModuleType
 
 from meshwright.export import (
@@ -19,20 +17,14 @@ from meshwright.export import (
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line, Verdict, compare
 from meshwright.export.meaning import Meaning, meaning
+from meshwright.export.peer import Peer, peer_named
+from meshwright.export.priced import priced
 from meshwright.export.refuse import NotExpressible, NotTheSame, Refusals, refuse_all, refuse_optimizer
 from meshwright.export.rest import Reading, compare_rest
 from meshwright.spec.cluster import Precision
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
-
-
-class Peer(StrEnum):
-    """Trainers whose flags are written and read."""
-
-    TORCHTITAN = "torchtitan"
-    MEGATRON_LM = "megatron-lm"
-    DEEPSPEED = "deepspeed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +35,6 @@ class Exported:
     version: str
     text: str
     lines: tuple[Line, ...]
-
-
-def peer_named(name: str, *, where: str = "--to") -> Peer:
-    """The peer called `name`. Raises ConfigError at `where`, with the nearest names, for one that is not known."""
-    try:
-        return _ALIASES.get(name) or Peer(name)
-    except ValueError:
-        near = difflib.get_close_matches(name, [peer.value for peer in Peer], n=1, cutoff=0.6)
-        known = ", ".join(peer.value for peer in Peer)
-        fix = f"did you mean {near[0]}?" if near else f"choose {known}"
-        raise ConfigError(Problem(where=where, what=f"{name!r} is not a trainer known here", fix=fix)) from None
 
 
 def export(design: Design, *, to: Peer | str) -> Exported:
@@ -79,7 +60,8 @@ def export(design: Design, *, to: Peer | str) -> Exported:
             for line in broken
         )
     ways = compare_rest(found.rest, found.rest, ways=())
-    return Exported(to=peer, version=_VERSIONS[peer], text=text, lines=(*lines, *ways, *writer.lost(design)))
+    lost = (*writer.lost(design), *priced(design, peer))
+    return Exported(to=peer, version=_VERSIONS[peer], text=text, lines=(*lines, *ways, *lost))
 
 
 def version_of(peer: Peer) -> str:
@@ -170,9 +152,6 @@ _VERSIONS = {
     Peer.MEGATRON_LM: "Megatron Core 0.19",
     Peer.DEEPSPEED: "DeepSpeed 0.19.6 with Megatron-DeepSpeed 4efb479",
 }
-
-
-_ALIASES = {"megatron": Peer.MEGATRON_LM}
 
 
 def _writer(peer: Peer) -> ModuleType:

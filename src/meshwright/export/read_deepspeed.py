@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.export.idle_flags import IDLE_FLAGS
-from meshwright.export.meaning import Meaning, Sizes, Steps, routing_words
+from meshwright.export.meaning import Meaning, Sizes, Steps, deviation_words, routing_words
 from meshwright.export.read_activation import read_activation
 from meshwright.export.rest import Reading, without
 from meshwright.export.script import Given, parse_script
@@ -279,15 +279,27 @@ def _model(given: Given) -> Sizes:
         routing=_routing(given) if experts > 1 else "none",
         hidden_dropout=given.real("--hidden-dropout", 0.1),
         attention_dropout=given.real("--attention-dropout", 0.1),
+        first_weights=deviation_words(given.real("--init-method-std", 0.02)),
     )
 
 
 def _routing(given: Given) -> str:
-    """A softmax over all, divided by the sum of the chosen; its loss weighs 0.1 unless told."""
-    loss = given.real("--moe-loss-coeff", 0.1)
-    return routing_words(
-        "softmax", weighing="normalized", scale=1.0, groups=1, chosen=1, bias_rate=0.0, balance_loss=loss
+    """A softmax over all: of two that are chosen divided by their sum, the second of them sampled unless told, and
+    choices beyond the capacity dropped unless told. Its loss weighs first choices alone, by 0.1 unless told."""
+    two = given.degree("--topk", 1) == 2
+    words = routing_words(
+        "softmax",
+        weighing="normalized" if two else "score",
+        scale=1.0,
+        groups=1,
+        chosen=1,
+        bias_rate=0.0,
+        balance={"microbatch's first choices": given.real("--moe-loss-coeff", 0.1)},
     )
+    capacity = given.real("--moe-train-capacity-factor", 1.0)
+    whole, ranked = given.on("--disable-moe-token-dropping"), given.on("--disable-moe-top2-2nd-expert-sampling")
+    words += "" if whole else f", no more than {capacity:g} x the mean of an expert"
+    return words + ("" if ranked or not two else ", the second sampled")
 
 
 def _optimizer(given: Given, config: Mapping[str, Any]) -> Steps:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 import re
 
-from meshwright.export.meaning import Sizes, routing_words, scaling_words
+from meshwright.export.meaning import Sizes, deviation_words, routing_words, scaling_words
 from meshwright.export.read_activation import read_activation
 from meshwright.export.script import Given
+
+# What each of its losses balances (router.py): a microbatch of a rank, each sequence in it, or what all have seen.
+_BALANCED = {"aux_loss": "microbatch", "seq_aux_loss": "sequence", "global_aux_loss": "step"}
 
 
 def read_model(given: Given) -> Sizes:
@@ -55,6 +58,7 @@ def read_model(given: Given) -> Sizes:
         routing=_routing(given) if experts else "none",
         hidden_dropout=given.real("--hidden-dropout", 0.1),
         attention_dropout=given.real("--attention-dropout", 0.1),
+        first_weights=deviation_words(given.real("--init-method-std", 0.02)),
     )
 
 
@@ -83,9 +87,6 @@ def _routing(given: Given) -> str:
     """A softmax over the chosen ones, or sigmoids divided by their sum; nothing of the losses weighs unless told."""
     score = given.word("--moe-router-score-function", "softmax")
     whole = score == "softmax" and given.on("--moe-router-pre-softmax")
-    losses = given.words("--moe-router-load-balancing-type", ("aux_loss",))
-    if not set(losses) <= {"aux_loss", "seq_aux_loss", "global_aux_loss", "none"}:
-        raise given.wrong(f"--moe-router-load-balancing-type {' '.join(losses)} is no balance that a plan knows")
     return routing_words(
         score,
         weighing="score" if whole else "normalized",
@@ -95,8 +96,20 @@ def _routing(given: Given) -> str:
         bias_rate=given.real("--moe-router-bias-update-rate", 1e-3)
         if given.on("--moe-router-enable-expert-bias")
         else 0.0,
-        balance_loss=0.0 if losses == ("none",) else given.real("--moe-aux-loss-coeff", 0.0),
+        balance=_balance(given),
     )
+
+
+def _balance(given: Given) -> dict[str, float]:
+    """The weight of each loss that balances, by what it balances: a list of kinds has as many weights."""
+    kinds = given.words("--moe-router-load-balancing-type", ("aux_loss",))
+    weights = given.reals("--moe-aux-loss-coeff", (0.0,) * len(kinds))
+    if not set(kinds) <= {*_BALANCED, "none"}:
+        raise given.wrong(f"--moe-router-load-balancing-type {' '.join(kinds)} is no balance that a plan knows")
+    if len(weights) != len(kinds):
+        what = "moe_aux_loss_coeff must be a list of the same length as moe_router_load_balancing_type"
+        raise given.wrong(what)
+    return {_BALANCED[kind]: weight for kind, weight in zip(kinds, weights, strict=True) if kind != "none"}
 
 
 def _default_hidden(width: int, gated: bool) -> int:

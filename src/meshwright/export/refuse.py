@@ -8,16 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from meshwright.export.columns import Columns
-from meshwright.export.meaning import oddities
+from meshwright.export.oddities import oddities
 from meshwright.spec.cluster import DeviceKind
 from meshwright.spec.errors import ExitCode, MeshwrightError, Problem
 from meshwright.spec.exchange import TokenLayout
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Mixture
 from meshwright.spec.optimizer import OptimizerSpec
-from meshwright.spec.plan import Design, Dispatch, TensorGrid
-from meshwright.spec.routing import TOP_K_SOFTMAX, Choice, Routing, Score
+from meshwright.spec.plan import Design, Dispatch, TensorGrid, Training
+from meshwright.spec.routing import Choice
 
+_WHOLE = "plan with --set skip.share=0"
 Mask = npt.NDArray[np.bool_]
 
 
@@ -75,6 +76,12 @@ def refuse_all(design: Design, refuse: Callable[[Columns], Refusals], *, peer: s
     compressed = plan.gradients.compression
     what = "" if compressed is None else f"gradients that meet by {compressed.words}"
     found.when(compressed is not None, "plan.gradients.compression", what, fix="leave it out")
+    frozen = any(group.training is not Training.ALL for group in groups)
+    found.when(frozen, "plan.stages[*].groups[*].training", "blocks that are not trained", fix="train all")
+    found.when(bool(plan.schedule.paths), "plan.schedule.paths", "microbatches that leave out stages", fix=_WHOLE)
+    fewer = any(group.shards not in (None, plan.shard) for group in groups)
+    what = "states shared by fewer ranks than the axis has"
+    found.when(fewer, "plan.stages[*].groups[*].shards", what, fix="leave shards out")
     if found.problems:
         raise NotExpressible(found.problems)
 
@@ -90,8 +97,9 @@ def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     """What none of the peers can say: uneven machines, nodes in part, processors, routing of the model's own and prefix
     masks."""
     routed = [layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)]
-    odd = any(routing != TOP_K_SOFTMAX and not _of_a_family(routing) for routing in routed)
-    refusals.when(odd, "model.layers[*].transform.routing", "a routing of its own", fix="leave routing out")
+    odd = any(routing.choice is not Choice.TOP_K or routing.capacity is not None for routing in routed)
+    fix = "choose top_k, without a capacity"
+    refusals.when(odd, "model.layers[*].transform.routing", "a routing of its own", fix=fix)
     prefix, causal = said.model.prefix > 0.0, "choose prefix = 0 in the model, which is causal"
     refusals.when(prefix, "model.layers[*].mixer.prefix", "prefix masks", fix=causal)
     groups = said.cluster.groups
@@ -101,20 +109,22 @@ def refuse_everywhere(said: Columns, refusals: Refusals) -> None:
     what = f"{int(world[0])} ranks on nodes of {per_node} devices"
     refusals.when((world > per_node) & (world % per_node != 0), "plan.axes", what, fix="use whole nodes")
     refuse_optimizer(said.job, refusals)
+    _refuse_changes(said, refusals)
     kinds = {group.device.kind for group in groups}
     cpu, tpu = DeviceKind.CPU in kinds, DeviceKind.TPU in kinds
     refusals.when(cpu, "cluster.groups", "training on processors", why="its recipes need accelerators")
     refusals.when(tpu, "cluster.groups", "training on TPUs", why="its processes meet over NCCL")
 
 
-def _of_a_family(routing: Routing) -> bool:
-    """The routing of DeepSeek-V3 (2412.19437), which a trainer has with its model; no launch flag here says it."""
-    return (
-        routing.score is Score.SIGMOID
-        and routing.choice is Choice.TOP_K
-        and routing.capacity is None
-        and not routing.balance_loss
-    )
+def _refuse_changes(said: Columns, refusals: Refusals) -> None:
+    """What of a job makes another model of the model while it is trained."""
+    job = said.job
+    thin = job.factoring is not None
+    refusals.when(thin, "job.low_rank", "factors that take the place of matrices", fix='choose low_rank.kind = "none"')
+    what = f"the techniques {', '.join(job.techniques)}"
+    refusals.when(bool(job.techniques), "job.techniques", what, fix="leave them out")
+    skips = (job.skip.share > 0.0) & (said.table.pipeline > 1)
+    refusals.when(skips, "job.skip", "microbatches that leave out stages", fix=_WHOLE)
 
 
 def refuse_odd_model(said: Columns, refusals: Refusals) -> None:

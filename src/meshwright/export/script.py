@@ -110,6 +110,14 @@ class Given:
             raise ConfigError(Problem(where=self.where, what=f"{name} 0 is not a size", fix="choose 1 or more"))
         return number
 
+    def reals(self, name: str, default: tuple[float, ...]) -> tuple[float, ...]:
+        """All values of `name` as numbers."""
+        words = self.words(name)
+        try:
+            return tuple(map(float, words)) if words else default
+        except ValueError as error:
+            raise self.wrong(f"{name} {' '.join(words)} are not numbers") from error
+
     def real(self, name: str, default: float | None = None) -> float:
         word = self.word(name, None if default is None else str(default))
         try:

@@ -118,7 +118,7 @@ def _routed(score: str, *, scale: float = 1.0, groups: int = 1, chosen: int = 1)
         groups=groups,
         chosen=chosen,
         bias_rate=1e-3,
-        balance_loss=0.0,
+        balance={},
     )
 
 

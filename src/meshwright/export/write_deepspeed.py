@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line
-from meshwright.export.lost import lost_lines
+from meshwright.export.lost import lost_balance, lost_lines
 from meshwright.export.meaning import Meaning, meaning
 from meshwright.export.megatron_flags import lost_to_flags, optimizer_flags, refuse_activation, size_flags
 from meshwright.export.refuse import (
@@ -24,7 +24,9 @@ from meshwright.export.script import Flag, launch_script
 from meshwright.spec.cluster import Precision
 from meshwright.spec.exchange import TokenLayout
 from meshwright.spec.job import Decay, Switch
+from meshwright.spec.model import Mixture
 from meshwright.spec.plan import Design, Offload, Recompute, ScheduleKind, Sharding
+from meshwright.spec.routing import Routing, Weighing
 
 PEER = "DeepSpeed"
 _STAGES = {Sharding.NONE: 0, Sharding.OPTIMIZER: 1, Sharding.GRADIENTS: 2, Sharding.PARAMETERS: 3}
@@ -47,7 +49,7 @@ def write(design: Design) -> str:
         ("--deepspeed_config", "ds_config.json"),
         ("--zero-stage", _STAGES[said.sharding]),
         *_layout(said),
-        *_model(said),
+        *_model(said, design),
         *optimizer_flags(said, design, decay=said.optimizer.decay),
     ]
     told = "# Every node reads ds_config.json: start this in a folder that all nodes see.\n" if said.nodes > 1 else ""
@@ -69,22 +71,22 @@ def lost(design: Design) -> tuple[Line, ...]:
     lines = [
         ("text and tokenizer", "job.data", "--data-path and the flags of the tokenizer are yours to add"),
         ("hosts", f"{nodes} nodes", "a hostfile that names them is yours to add"),
-        *lost_to_flags(design),
+        *lost_to_flags(design, verify="never", non_finite="counted, and taken as any other; those of fp16 are skipped"),
+        *lost_balance(design, peer="none; another --moe-loss-coeff is yours to set"),
     ]
     if nodes > 1:
         place = "written where the script is started, which has to be a folder that all nodes see"
         lines.append(("ds_config.json", "on every node", place))
     if design.job.compile is not Switch.OFF:
         lines.append(("compile", design.job.compile.value, "off"))
-    if meaning(design).expert_grid:
-        lines.append(("experts", "every token reaches its experts", "tokens beyond the capacity factor are dropped"))
     return lost_lines(lines)
 
 
 def nearest(design: Design) -> Meaning:
-    """Its rotary frequencies are never stretched."""
+    """Its rotary frequencies are never stretched, and its loss that balances counts first choices alone."""
     said = meaning(design)
-    return replace(said, model=replace(said.model, scaling="none"))
+    routing = said.model.routing.replace(" of every sequence", " of every microbatch's first choices")
+    return replace(said, model=replace(said.model, scaling="none", routing=routing))
 
 
 def refuse(said: Columns) -> Refusals:
@@ -179,11 +181,25 @@ def _refuse_experts(said: Columns, found: Refusals) -> None:
     found.when(not all(shape.with_experts), "model", "experts on some layers and not on others")
     found.when(shape.mixture[3] > 0, "model", "experts that every token takes")
     found.when(shape.mixture[1] > 2, "model", f"{shape.mixture[1]} experts a token", why="its gate chooses 1 or 2")
+    _refuse_routing(said, found)
     what = f"experts divided by {said.number('expert_tensor')} beside tensor {said.number('tensor')}"
     found.when(said.expert_tensor != table.tensor, "plan.experts.tensor", what)
     wide = (table.data % said.expert != 0) | ((table.context > 1) & (said.expert > 1))
     what = f"{said.number('expert')} ranks of experts in {int(table.data[0])} data ranks"
     found.when(wide, "plan.experts.expert", what)
+
+
+def _refuse_routing(said: Columns, found: Refusals) -> None:
+    """Its gates are a softmax over all experts: one expert weighs by its score, two by their parts of the sum."""
+    usual = Routing(weighing=Weighing.NORMALIZED if said.sizes.mixture[1] == 2 else Weighing.SCORE)
+    routed = {layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)}
+    odd = any(replace(routing, balance_loss=0.0) != usual for routing in routed)
+    fix = f"choose {usual.score} and {usual.weighing} without groups, scale and bias_rate"
+    found.when(odd, "model.layers[*].transform.routing", "experts that are chosen or weighed so", fix=fix)
+
+
+def _routing(design: Design) -> Routing:
+    return next(layer.transform.routing for layer in design.model.layers if isinstance(layer.transform, Mixture))
 
 
 def _config(said: Meaning) -> dict[str, Any]:
@@ -236,9 +252,9 @@ def _layout(said: Meaning) -> list[Flag]:
     return flags
 
 
-def _model(said: Meaning) -> list[Flag]:
+def _model(said: Meaning, design: Design) -> list[Flag]:
     shape = said.model
-    flags = size_flags(shape)
+    flags = size_flags(shape, deviation=design.model.initializer_range)
     flags += [("--num-key-value-heads", shape.kv_heads)]
     flags += [("--normalization", "rmsnorm" if shape.norm == "rms" else "layernorm")]
     flags += [("--layernorm-epsilon", shape.norm_epsilon)]
@@ -248,5 +264,6 @@ def _model(said: Meaning) -> list[Flag]:
         flags += [("--no-position-embedding",)]
     if shape.mixture:
         flags += [("--num-experts", shape.mixture[0]), ("--topk", shape.mixture[1]), ("--expert-interval", 1)]
-        flags += [("--moe-loss-coeff", 0.0)]
+        flags += [("--moe-loss-coeff", _routing(design).balance_loss), ("--disable-moe-token-dropping",)]
+        flags += [("--disable-moe-top2-2nd-expert-sampling",)] if shape.mixture[1] == 2 else []
     return flags

@@ -10,7 +10,7 @@ from meshwright.cost.layout import Layout
 from meshwright.cost.table import RECOMPUTES
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line
-from meshwright.export.lost import lost_lines
+from meshwright.export.lost import lost_balance, lost_lines
 from meshwright.export.meaning import Meaning, meaning, rotary_scaling, scaling_words, yarn_score_scale
 from meshwright.export.megatron_flags import lost_to_flags, optimizer_flags, refuse_activation, size_flags
 from meshwright.export.refuse import (
@@ -67,9 +67,12 @@ def write(design: Design) -> str:
 
 def lost(design: Design) -> tuple[Line, ...]:
     """What is not of the layout, and is Megatron-LM's own affair or the user's to add."""
+    verify = "never; --check-weight-hash-across-dp-replicas-interval is yours to add"
+    balance = "--moe-router-load-balancing-type and --moe-aux-loss-coeff"
     lines = [
         ("text and tokenizer", "job.data", "--data-path, --tokenizer-type and --tokenizer-model are yours to add"),
-        *lost_to_flags(design),
+        *lost_to_flags(design, verify=verify, non_finite="a loss that is no number ends the run, and nothing is saved"),
+        *lost_balance(design, peer=f"none; {balance} are yours to add"),
     ]
     if design.job.compile is not Switch.OFF:
         lines.append(("compile", design.job.compile.value, "its own fused kernels instead"))
@@ -135,8 +138,12 @@ def _refuse_model(said: Columns, found: Refusals) -> None:
     strange = bool(shape.latent) and shape.score_scale not in (usual, yarn_score_scale(shape, 1.0))
     found.when(strange, "model", f"scores of latent attention times {shape.score_scale:g}")
     routed = [layer.transform.routing for layer in said.model.layers if isinstance(layer.transform, Mixture)]
-    inward = any(routing.weigh_inputs or routing.weighing is not Weighing.NORMALIZED for routing in routed)
-    found.when(inward, "model.layers[*].transform.routing", "experts that are weighed otherwise than in their sum")
+    where = "model.layers[*].transform.routing"
+    inward = any(routing.weighing is not Weighing.NORMALIZED for routing in routed)
+    found.when(inward, where, "experts that are weighed otherwise than in their sum")
+    biased = any(routing.bias_rate and routing.score is not Score.SIGMOID for routing in routed)
+    why = "--moe-router-enable-expert-bias is for sigmoid scores"
+    found.when(biased, where, "a bias that balances a softmax", why=why, fix="choose balance_loss, or score sigmoid")
 
 
 def _refuse_states(said: Columns, found: Refusals) -> None:
@@ -267,7 +274,7 @@ def _first_of(kinds: tuple[Recompute, ...], stages: list[tuple[int, int]]) -> in
 
 def _model(said: Meaning, design: Design) -> list[Flag]:
     shape = said.model
-    flags = size_flags(shape)
+    flags = size_flags(shape, deviation=design.model.initializer_range)
     flags += [("--normalization", "RMSNorm" if shape.norm == "rms" else "LayerNorm")]
     flags += [("--norm-epsilon", shape.norm_epsilon)]
     flags += [("--add-qkv-bias",)] if shape.qkv_bias and not shape.bias else []
@@ -294,9 +301,10 @@ def _model(said: Meaning, design: Design) -> list[Flag]:
 
 
 def _routing(design: Design) -> list[Flag]:
-    """Nothing for a softmax over the chosen ones, which is its default."""
+    """Nothing for a softmax over the chosen ones, which is its default; what balances is of each sequence alone."""
     said = next(layer.transform.routing for layer in design.model.layers if isinstance(layer.transform, Mixture))
-    flags: list[Flag] = [("--moe-router-load-balancing-type", "none")]
+    flags: list[Flag] = [("--moe-router-load-balancing-type", "seq_aux_loss" if said.balance_loss else "none")]
+    flags += [("--moe-aux-loss-coeff", said.balance_loss)] if said.balance_loss else []
     flags += [("--moe-router-score-function", said.score.value)] if said.score is not Score.SOFTMAX else []
     flags += [("--moe-router-topk-scaling-factor", said.scale)] if said.scale != 1.0 else []
     if said.groups > 1:

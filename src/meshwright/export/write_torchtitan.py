@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.cost.layout import Layout
 from meshwright.export.columns import Columns
 from meshwright.export.compare import Line
-from meshwright.export.lost import evaluation_words, lost_checkpoints, lost_lines, lost_start, saves_every
+from meshwright.export.lost import evaluation_words, lost_checkpoints, lost_lines, lost_start, lost_watch, saves_every
 from meshwright.export.meaning import Meaning, Sizes, meaning, yarn_score_scale
 from meshwright.export.refuse import (
     Refusals,
@@ -75,9 +75,17 @@ def lost(design: Design) -> tuple[Line, ...]:
         ("loss", "cross entropy", "cross entropy, its vocabulary divided over tensor ranks"),
         ("evaluation", evaluation_words(design), "none; [validation] with its dataset is yours to add"),
     ]
-    kept = "2, the least" if design.job.checkpoint.keep == 1 else ""
+    spec = design.job.checkpoint
+    kept = "2, the least" if spec.keep == 1 else f"{spec.keep or 'all'}" if spec.keep_every_steps else ""
     fix = "a [checkpoint] that is enabled is yours to add, or plan with --set checkpoint.every_steps"
-    lines += lost_checkpoints(design, folder="job.dump_folder", kept=kept, fix=fix)
+    lines += lost_checkpoints(design, folder="job.dump_folder", kept=kept, written="", fix=fix)
+    lines += lost_watch(
+        design,
+        non_finite="taken as any other step",
+        waits="300 s until the first step is done and 100 s then; [comm] with its timeouts is yours to add",
+        verify="never",
+        trackers="[metrics] is yours to add",
+    )
     lines += lost_start(design, fix="checkpoint.initial_load_path is yours to add")
     if design.job.compile is Switch.AUTO:
         lines.append(("compile", "auto", "off"))
@@ -95,7 +103,7 @@ def lost(design: Design) -> tuple[Line, ...]:
 
 def nearest(design: Design) -> Meaning:
     """The flavors of DeepSeek have another epsilon and stretch nothing in short sequences; experts have biases that
-    balance them, whatever the model."""
+    balance them and no loss, whatever the model, and first weights are drawn as each flavor has it."""
     said = meaning(design)
     return replace(said, model=_shape(said.model, said.sequence_length))
 
@@ -106,9 +114,10 @@ def _shape(shape: Sizes, sequence_length: int) -> Sizes:
         shape = replace(shape, norm_epsilon=1e-5)
         if sequence_length <= 4096:
             shape = replace(shape, scaling="none", score_scale=yarn_score_scale(shape, 1.0))
-    if shape.mixture and "bias" not in shape.routing:
-        shape = replace(shape, routing=f"{shape.routing}, bias 0.001")
-    return shape
+    routing = shape.routing.partition(", loss ")[0]
+    if shape.mixture and "bias" not in routing:
+        routing = f"{routing}, bias 0.001"
+    return replace(shape, routing=routing, first_weights="its own")
 
 
 def refuse(said: Columns) -> Refusals:

@@ -14,6 +14,7 @@ from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.codec import encode
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import BlockGroup, Design, Plan
+from meshwright.spec.stage_words import rank_order_words, size_words
 
 _SILENT = "-"
 _ENDS = ("start", "stop")  # of a run of blocks
@@ -61,8 +62,8 @@ def _described(design: Design) -> dict[str, str]:
         "axes, outermost first": "usual" if plan.has_usual_order else axes,
         "devices of the ranks": devices_words(plan),
         "microbatches": _word(plan.schedule.microbatches),
-        "stages end at block": ", ".join(str(stage.stop) for stage in plan.stages),
-        "ranks of the stages": ", ".join(str(stage.rank) for stage in plan.stages),
+        "blocks of the stages": size_words([stage.stop - stage.start for stage in plan.stages]),
+        "stages lie on": rank_order_words([stage.rank for stage in plan.stages]),
         **dict(_leaves(_rest(plan))),
         **dict(_leaves({name: value for name, value in job.items() if name not in _TOLD_BY_PLANS}, under="job.")),
     }

@@ -67,8 +67,11 @@ def row_words(plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 def plan_names(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """The name of every plan in one line, told apart."""
-    return told_apart(plans, [plan.describe() for plan in plans])
+    """The name of every plan in one line, told apart; without the number of devices where all have as many."""
+    names = [plan.describe() for plan in plans]
+    counts = {plan.world_size for plan in plans}
+    shown = [name.partition(": ")[2] or name for name in names] if len(counts) == 1 < len(plans) else names
+    return told_apart(plans, shown)
 
 
 def _every_setting(plan: Plan) -> tuple[Setting, ...]:

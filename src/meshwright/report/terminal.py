@@ -10,14 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.cost.stacks import OWN
-from meshwright.export import holder
+from meshwright.export import Peer, holder
 from meshwright.report.rows import row_words
 from meshwright.report.terminal_parts import WIDE, bullets, plain, table, title
 from meshwright.report.terminal_step import WaterfallView
 from meshwright.report.waterfall import waterfall
 from meshwright.search import Rejection
 from meshwright.search.candidate import Candidate, Decision
-from meshwright.spec.job import Automatic, Objective
+from meshwright.spec.job import Automatic, Objective, Switch
 from meshwright.spec.outlook import Outlook
 from meshwright.spec.report import MemoryPart, Report, StageMemory
 from meshwright.spec.units import counted, format_bytes, format_count, format_interval, format_percent, format_seconds
@@ -108,7 +108,9 @@ def _software_words(value: Decision) -> tuple[str, ...]:
     if job.software != Automatic.AUTO:
         own = holder(value.trainer).stack(job) if value.trainer else ""
         if name == own:
-            return (f"priced as {name}, the software of {value.trainer}",)
+            can = value.trainer == Peer.TORCHTITAN and job.compile is not Switch.ON
+            plain = "; as its file says, nothing is compiled (--set compile=on compiles model and loss)" if can else ""
+            return (f"priced as {name}, the software of {value.trainer}{plain}",)
         rest = f'; {value.trainer}\'s own is {own}, that of software = "auto"' if own else ""
         return (f"priced as {name}, the software that the job names{rest}",)
     return (f"priced as {name}, {'this runtime' if name == OWN else 'which runs on these devices'}",)

@@ -23,6 +23,7 @@ from meshwright.spec.counted import count_gaps
 from meshwright.spec.errors import Fault, Problem, WorkerFailed
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Gap, Line, LineName, MemoryPart, Origin, Report, StageMemory
+from meshwright.spec.units import format_bytes, format_seconds
 
 Say = Callable[[str], None]
 LIMIT_SECONDS = 3600.0
@@ -53,17 +54,20 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
     """What the real step does on each pipeline rank of `design`, counted operator by operator on fake tensors.
 
     Probes of few layers and microbatches tell the rest to the byte, and where they do not the whole is traced, as it
-    is where `whole` asks for it. `say` is given progress lines. Raises ConfigError with every rule of plans, of the
-    job or of this runtime that the design breaks; one that does not fit its devices is counted, and `fits` says so.
+    is where `whole` asks for it. Both are of this runtime; a note names what else the design is predicted as.
+    `say` is given progress lines. Raises ConfigError with every rule of plans, of the job or of this runtime that the
+    design breaks; one that does not fit its devices is counted, and `fits` says so.
     Fault where the step could not be traced, and WorkerFailed where a process that counts was killed.
     """
     begun = time.perf_counter()
     say = say or _nobody
     check_rules(design)
+    asked, design = design, as_trained(design)
     found = _counted(design, whole=whole, say=say)
     ranks = tuple(sorted((count for counts in found for count in counts), key=lambda count: count.rank))
     predicted = with_traffic(design, cost.predict(design))
     counted = counted_report(design, predicted, ranks)
+    counted = replace(counted, notes=(*_of_others(asked, predicted), *counted.notes))
     return DryRun(
         plan=design.plan.digest(),
         description=design.plan.describe(),
@@ -73,6 +77,26 @@ def dry_run(design: Design, *, whole: bool = False, say: Say | None = None) -> D
         ranks=ranks,
         whole=not any(count.probed for count in ranks),
         seconds=time.perf_counter() - begun,
+    )
+
+
+def as_trained(design: Design) -> Design:
+    """The design as this runtime trains it, whatever software its job names for predictions."""
+    if software_name(design.job, design.cluster) == OWN:
+        return design
+    return replace(design, job=replace(design.job, software=OWN))
+
+
+def _of_others(asked: Design, predicted: Report) -> tuple[str, ...]:
+    """What a design that is predicted as other software is told beside what it is here."""
+    name = software_name(asked.job, asked.cluster)
+    if name == OWN:
+        return ()
+    there = cost.predict(asked)
+    told = [f"{format_seconds(each.step_seconds)} and {format_bytes(each.peak_bytes)}" for each in (there, predicted)]
+    return (
+        f"this is the plan as this runtime trains it, counted and predicted: {told[1]} a step; the design names "
+        f"{name}, as which it takes {told[0]}",
     )
 
 

@@ -73,7 +73,8 @@ def _set_cluster(asked: Question, entry: str) -> Question:
     changed = with_field(asked, find_field(asked, written, option="--set"), value, option="--set")
     joined = ", " if " with " in asked.cluster.name else " with "
     name = f"{asked.cluster.name}{joined}{written.removeprefix('cluster.')}={value}"
-    return replace(changed, cluster=replace(changed.cluster, name=name))
+    said = f"{asked.cluster.source}; but {written} = {value}, which was set" if asked.cluster.source else ""
+    return replace(changed, cluster=replace(changed.cluster, name=name, source=said))
 
 
 def find_field(asked: Question, written: str, *, option: str = "--sweep") -> Field:
