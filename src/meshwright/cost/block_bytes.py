@@ -127,8 +127,7 @@ def block_bytes(
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
     # A first norm that is not written out in another precision keeps the very tensor that entered.
     again = row(part.saved - (0.0 if trains else part.fed) for part in going) + copies
-    written = sizes.composite_norms & (sizes.itemsize < sizes.wide)[inverse]
-    again = again - np.where(written, 0.0, entering)
+    again = again - np.where(sizes.composite_norms & (sizes.itemsize < sizes.wide)[inverse], 0.0, entering)
     if kind.backward is Backward.NONE:
         return BlockBytes(kept=0.0 * kept, working=0.0 * kept, logits=0.0 * kept)
     handed = row(part.handed for part in parts)
