@@ -234,9 +234,10 @@ def test_version_names_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_planning_never_imports_torch() -> None:
-    asked = [*SMALL, *FEW]
-    loads = f"import sys\nfrom meshwright.cli import main\nassert main({asked!r}) == 0"
-    script = f"{loads}\nassert 'torch' not in sys.modules"
+    words = [*SMALL, *FEW]
+    script = (
+        f"import sys\nfrom meshwright.cli import main\nassert main({words!r}) == 0\nassert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 

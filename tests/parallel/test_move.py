@@ -13,7 +13,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import AxisName, Design, ScheduleKind, Sharding, TensorGrid
 from tests.parallel.move_cases import go_on, moved, names_and_round_trip, runner, train
 from tests.support.designs import Layout, design, sharded
-from tests.support.models import all_models, gpt
+from tests.support.models import all_models, gpt, shallow
 from tests.support.pool import Pool
 
 ONE = Layout(batch=4)
@@ -27,13 +27,16 @@ SQUARE = Layout(tensor=4, microbatch=2, batch=4, tensor_grid=TensorGrid.SQUARE)
 WIDE = Layout(shard=2, tensor=2, pipeline=2, sharding=Sharding.PARAMETERS, batch=4)
 
 
+TINY = shallow(all_models()["tiny"])
+
+
 def of(layout: Layout, model: ModelSpec | None = None) -> Design:
-    return design(model or all_models()["tiny"], layout)
+    return design(model or TINY, layout)
 
 
 def test_blocks_that_are_sharded_in_unlike_ways_go_on_as_others_do(pool: Pool, tmp_path: Path) -> None:
     alike = Layout(shard=2, sharding=Sharding.PARAMETERS, batch=4)
-    unlike = sharded(of(alike), "331123")
+    unlike = sharded(of(alike), "3312")
     expected = pool.run(train, unlike, str(tmp_path / "unlike"), 2, 2, ranks=2)[0]
     for folder, source, target in (("unlike", unlike, of(alike)), ("alike", of(alike), unlike)):
         if source is not unlike:
@@ -69,7 +72,7 @@ def check_resume(pool: Pool, tmp_path: Path, model: ModelSpec, source: Layout, t
 def test_every_plan_is_gone_on_from_and_goes_on(
     pool: Pool, tmp_path: Path, source: Layout, targets: tuple[Layout, ...]
 ) -> None:
-    check_resume(pool, tmp_path, all_models()["tiny"], source, targets)
+    check_resume(pool, tmp_path, TINY, source, targets)
 
 
 @pytest.mark.slow
@@ -86,7 +89,7 @@ def test_every_plan_is_gone_on_from_and_goes_on(
     ids=["pipeline", "chunks", "tensor", "shards", "square", "context"],
 )
 def test_other_plans_go_on_too(pool: Pool, tmp_path: Path, source: Layout, targets: tuple[Layout, ...]) -> None:
-    check_resume(pool, tmp_path, all_models()["tiny"], source, targets)
+    check_resume(pool, tmp_path, TINY, source, targets)
 
 
 def test_context_ranks_outside_of_shards_give_and_take_their_own_parts(pool: Pool, tmp_path: Path) -> None:
@@ -103,8 +106,8 @@ def test_context_ranks_outside_of_shards_give_and_take_their_own_parts(pool: Poo
 
 
 def test_a_tied_table_is_one_on_two_stages_and_on_one(pool: Pool, tmp_path: Path) -> None:
-    check_resume(pool, tmp_path / "two", gpt(), PIPELINE, (ONE,))
-    check_resume(pool, tmp_path / "one", gpt(), ONE, (PIPELINE,))
+    check_resume(pool, tmp_path / "two", gpt(layers=2), PIPELINE, (ONE,))
+    check_resume(pool, tmp_path / "one", gpt(layers=2), ONE, (PIPELINE,))
 
 
 @pytest.mark.slow
@@ -113,7 +116,7 @@ def test_a_tied_table_is_one_however_many_copies_there_are(pool: Pool, tmp_path:
 
 
 def test_ranks_that_hold_nothing_of_a_small_parameter_do_not_decide_its_step(pool: Pool, tmp_path: Path) -> None:
-    tiny = all_models()["sinks"]  # four sinks a layer, over eight shards
+    tiny = shallow(all_models()["sinks"])  # four sinks a layer, over eight shards
     wide = Layout(shard=8, sharding=Sharding.PARAMETERS, batch=8)
     check_resume(pool, tmp_path, tiny, wide, (wide,))
 

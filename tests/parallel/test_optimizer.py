@@ -83,12 +83,12 @@ REST.append(("muon", "sinks", UNEVEN))
 
 @cache
 def reference(kind: str, name: str, count: int) -> tuple[list[float], dict[str, numpy.ndarray]]:
-    model = models.all_models()[name]
+    model = models.shallow(models.all_models()[name])
     return optimizer_cases.one_device(model, count=count, length=SEQUENCE, spec=OPTIMIZERS[kind])
 
 
 def check(pool: Pool, kind: str, name: str, layout: Layout) -> None:
-    entry = optimizer_cases.with_optimizer(design(models.all_models()[name], layout), OPTIMIZERS[kind])
+    entry = optimizer_cases.with_optimizer(design(models.shallow(models.all_models()[name]), layout), OPTIMIZERS[kind])
     losses, wanted = reference(kind, name, layout.batch)
     seen = set()
     ranks = pool.run(optimizer_cases.one_rank, entry, ranks=layout.ranks)
@@ -125,7 +125,9 @@ def test_it_does_so_for_every_kind_of_block(pool: Pool, kind: str, name: str, la
     ids=["on one rank", "on two", "at both ends of a V"],
 )
 def test_both_copies_of_a_tied_table_step_alike_to_the_bit(pool: Pool, layout: Layout) -> None:
-    entry = optimizer_cases.with_optimizer(design(models.all_models()["tied"], layout), OPTIMIZERS["adafactor"])
+    entry = optimizer_cases.with_optimizer(
+        design(models.shallow(models.all_models()["tied"]), layout), OPTIMIZERS["adafactor"]
+    )
     first, *others = [copy for held in pool.run(optimizer_cases.copies, entry, ranks=layout.ranks) for copy in held]
     assert others
     assert all(numpy.array_equal(first, other) for other in others)
@@ -133,7 +135,7 @@ def test_both_copies_of_a_tied_table_step_alike_to_the_bit(pool: Pool, layout: L
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_any_plan_goes_on_from_the_state_of_any_other(pool: Pool, tmp_path: Path, kind: str) -> None:
-    tiny = models.all_models()["tiny"]
+    tiny = models.shallow(models.all_models()["tiny"])
     first, second = (
         optimizer_cases.with_optimizer(design(tiny, layout), OPTIMIZERS[kind])
         for layout in (

@@ -50,6 +50,7 @@ LAYOUTS = (
 )
 TURNS = [(precision, LAYOUTS[place % len(LAYOUTS)]) for place, precision in enumerate(RECIPES)]
 REST = [(precision, layout) for precision in RECIPES for layout in LAYOUTS if (precision, layout) not in TURNS]
+MIXTURE = models.shallow(models.all_models()["mixture_full"])
 # Experts on a grid of their own, whose two ranks send each other rows; their features in whole blocks of 32.
 FULL = models.all_models()["mixture_full"].layers[0]
 EXPERTS = models.model("experts", layers=2, layer=replace(FULL, transform=replace(FULL.transform, hidden=64)))
@@ -108,13 +109,13 @@ def test_rounding_is_bit_by_bit_that_of_the_format(precision: Precision, operand
 
 @pytest.mark.parametrize(("precision", "layout"), sampled(TURNS, quick=2), ids=str)
 def test_a_layout_that_divides_no_scale_trains_as_one_device(pool: Pool, precision: Precision, layout: Layout) -> None:
-    check(pool, models.all_models()["mixture_full"], precision, layout)
+    check(pool, MIXTURE, precision, layout)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "layout"), REST, ids=str)
 def test_every_recipe_does_so_in_every_layout(pool: Pool, precision: Precision, layout: Layout) -> None:
-    check(pool, models.all_models()["mixture_full"], precision, layout)
+    check(pool, MIXTURE, precision, layout)
 
 
 @pytest.mark.parametrize(("precision", "layout"), sampled(ON_GRID, quick=3), ids=str)

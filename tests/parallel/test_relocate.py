@@ -37,6 +37,7 @@ def pool() -> Iterator[Pool]:
     workers.close()
 
 
+TINY = models.model(layers=2)
 Pair = tuple[Draw, Draw, Processes, Processes]
 ZERO3 = Sharding.PARAMETERS
 SHARDS = Layout(shard=4, sharding=ZERO3, batch=4)
@@ -135,7 +136,7 @@ def check_pair(pool: Pool, pair: Pair) -> None:
 def test_tied_tables_in_stages_and_worlds_of_other_sizes(
     pool: Pool, one: Layout, other: Layout, ours: Processes, theirs: Processes
 ) -> None:
-    gpt = models.gpt()
+    gpt = models.gpt(layers=2)
     check(pool.run(relocate_cases.moved, design(gpt, one), design(gpt, other), ours, theirs, None, ranks=4))
 
 
@@ -161,25 +162,25 @@ def test_experts_on_a_grid_their_biases_and_other_optimizers(pool: Pool, spec: O
 
 
 def test_blocks_that_were_frozen_begin_afresh_and_frozen_ones_leave_their_state(pool: Pool) -> None:
-    frozen = design(models.model(), STAGES)
+    frozen = design(TINY, STAGES)
     first = frozen.plan.stages[0]
     stages = (replace(first, groups=(replace(first.groups[0], training=Training.FROZEN),)), *frozen.plan.stages[1:])
     frozen = replace(frozen, plan=replace(frozen.plan, stages=stages))
-    trained = design(models.model(), SHARDS)
+    trained = design(TINY, SHARDS)
     for one, other in ((frozen, trained), (trained, frozen)):
         check(pool.run(relocate_cases.moved, one, other, (0, 1, 2, 3), (0, 1, 2, 3), None, ranks=4))
 
 
 def test_state_in_the_hosts_memory_moves_too(pool: Pool) -> None:
-    away = offload_cases.with_groups(design(models.model(), SHARDS), offload=Offload.OPTIMIZER)
-    here = design(models.model(), TWO)
+    away = offload_cases.with_groups(design(TINY, SHARDS), offload=Offload.OPTIMIZER)
+    here = design(TINY, TWO)
     check(pool.run(relocate_cases.moved, away, here, (0, 1, 2, 3), (1, 2), None, ranks=4))
     check(pool.run(relocate_cases.moved, here, away, (1, 2), (0, 1, 2, 3), None, ranks=4))
 
 
 def test_through_a_folder_it_is_the_same(pool: Pool, tmp_path: Path) -> None:
     for place, (ours, theirs) in enumerate((((0, 1, 2, 3), (1, 3)), ((0, 2), (0, 1, 2, 3)))):
-        sides = [design(models.gpt(), STAGES if len(side) == 4 else TWO) for side in (ours, theirs)]
+        sides = [design(models.gpt(layers=2), STAGES if len(side) == 4 else TWO) for side in (ours, theirs)]
         folder = str(tmp_path / str(place))
         check(pool.run(relocate_cases.moved, *sides, ours, theirs, folder, ranks=4), counted=False)
 
@@ -190,13 +191,12 @@ def test_through_a_folder_it_is_the_same(pool: Pool, tmp_path: Path) -> None:
     ids=["square to shards", "stages to square"],
 )
 def test_tensor_ranks_on_a_square_give_and_take(pool: Pool, one: Layout, other: Layout) -> None:
-    tiny = models.model()
-    check(pool.run(relocate_cases.moved, design(tiny, one), design(tiny, other), EVERY, EVERY, None, ranks=4))
+    check(pool.run(relocate_cases.moved, design(TINY, one), design(TINY, other), EVERY, EVERY, None, ranks=4))
 
 
 @pytest.mark.slow
 def test_tensor_ranks_on_a_cube_give_and_take(pool: Pool) -> None:
-    sides = design(models.model(), CUBE), design(models.model(), SHARDS)
+    sides = design(TINY, CUBE), design(TINY, SHARDS)
     for one, other in (sides, sides[::-1]):
         ours, theirs = (tuple(range(side.plan.world_size)) for side in (one, other))
         check(pool.run(relocate_cases.moved, one, other, ours, theirs, None, ranks=8))
@@ -204,7 +204,7 @@ def test_tensor_ranks_on_a_cube_give_and_take(pool: Pool) -> None:
 
 @pytest.mark.parametrize("layout", [SHARDED_SQUARE, CUBE], ids=str)
 def test_what_a_plan_says_of_tensor_ranks_on_a_grid_is_what_is_laid(pool: Pool, layout: Layout) -> None:
-    for found in pool.run(relocate_cases.disagreements, design(models.model(), layout), ranks=8):
+    for found in pool.run(relocate_cases.disagreements, design(TINY, layout), ranks=8):
         assert found == []
 
 
@@ -214,7 +214,7 @@ def test_what_a_plan_says_of_tensor_ranks_on_a_grid_is_what_is_laid(pool: Pool, 
 def test_narrow_moments_go_as_what_they_stand_for(pool: Pool, tmp_path: Path, form: Moments) -> None:
     """Where the target has the source's blocks not one number changes, in memory and through files."""
     spec = OptimizerSpec(state=form)
-    one, other = (treated(models.model(), layout, spec) for layout in (ROWS, STAGES))
+    one, other = (treated(TINY, layout, spec) for layout in (ROWS, STAGES))
     for target, ours, theirs, exact in (
         (one, (0, 1), (2, 3), True),
         (other, (0, 2), EVERY, form is Moments.BF16),
@@ -229,7 +229,7 @@ def test_narrow_moments_go_as_what_they_stand_for(pool: Pool, tmp_path: Path, fo
 def test_parameters_in_bf16_alone_move_to_the_bit(pool: Pool) -> None:
     spec = OptimizerSpec(state=Moments.BF16, master=Master.BF16_STOCHASTIC)
     layouts = [replace(layout, precision=Precision.BF16) for layout in (SHARDS, STAGES)]
-    one, other = (treated(models.model(), layout, spec) for layout in layouts)
+    one, other = (treated(TINY, layout, spec) for layout in layouts)
     check(pool.run(relocate_cases.moved, one, other, EVERY, EVERY, None, ranks=4), alone=False)
 
 
@@ -240,7 +240,7 @@ def test_what_a_plan_says_of_its_state_is_what_is_laid(pool: Pool, draw: Draw) -
 
 
 def test_what_rounding_left_of_gradients_stays_with_its_plan(pool: Pool) -> None:
-    sides = [narrow(design(models.model(), Layout(shard=2, sharding=kind, batch=8))) for kind in (ZERO3, Sharding.NONE)]
+    sides = [narrow(design(TINY, Layout(shard=2, sharding=kind, batch=8))) for kind in (ZERO3, Sharding.NONE)]
     for alike, most in pool.run(relocate_cases.left_over, sides[0], sides[0], ranks=2):
         assert alike
         assert most > 0
@@ -297,7 +297,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
 def mixture() -> ModelSpec:
     part = models.mixture(routing=Routing(bias_rate=1e-3))
     layer = replace(models.all_models()["mixture"].layers[0], transform=part)
-    return models.model("biased", layer=layer)
+    return models.model("biased", layer=layer, layers=2)
 
 
 def treated(model: ModelSpec, layout: Layout, spec: Optimizer) -> Design:

@@ -33,12 +33,12 @@ SIX_RANKS = Layout(shard=3, tensor=2, sharding=ZERO3, sequence_parallel=True, ba
 
 
 TINY, TIED, SOFT = (
-    models.with_vocab(models.model(), VOCAB),
-    models.with_vocab(models.gpt(), VOCAB),
-    models.with_vocab(models.all_models()["mixture"], VOCAB),
+    models.with_vocab(models.model(layers=2), VOCAB),
+    models.with_vocab(models.gpt(layers=2), VOCAB),
+    models.with_vocab(models.shallow(models.all_models()["mixture"]), VOCAB),
 )
-FOUR = models.with_vocab(models.gpt(), 21)  # of four ranks 6, 6, 6 and 3 rows
-WIDE = models.with_vocab(models.model(layer=THREE), VOCAB)  # of three ranks 15, 15 and 13
+FOUR = models.with_vocab(models.gpt(layers=2), 21)  # of four ranks 6, 6, 6 and 3 rows
+WIDE = models.with_vocab(models.model(layer=THREE, layers=2), VOCAB)  # of three ranks 15, 15 and 13
 
 CASES: dict[str, tuple[ModelSpec, Layout]] = {
     "alone": (TINY, Layout(tensor=2, batch=4)),

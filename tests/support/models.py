@@ -98,6 +98,11 @@ def routed(spec: ModelSpec, routing: Routing) -> ModelSpec:
     return replace(spec, layers=tuple(layers))
 
 
+def shallow(spec: ModelSpec, *, layers: int = 2) -> ModelSpec:
+    """The same of its first layers: where what is done to one layer is done to all."""
+    return replace(spec, layers=spec.layers[:layers])
+
+
 def gpt(*, layers: int = 4) -> ModelSpec:
     """Layer norms, biases, learned positions, no rotary, no gate: the GPT-2 form, with a tied head."""
     norm = Norm(width=WIDTH, kind=NormKind.LAYER)
