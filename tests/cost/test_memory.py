@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -143,29 +144,32 @@ def peaks(columns, *, software="torch", model=CUT):
     return evaluate(table, model=model, cluster=selene(nodes=8), job=job).memory_bytes
 
 
-STACKS = st.sampled_from(["torch", "torch-2024", "megatron-core", "megatron-2021"])
+STACKS = ("torch", "torch-2024", "megatron-core", "megatron-2021")
 
 
-@given(
-    software=STACKS,
-    tensor=st.sampled_from([1, 2, 4]),
-    recompute=st.sampled_from(range(len(RECOMPUTES))),
-    sharding=st.sampled_from(range(len(SHARDINGS))),
-)
-@settings(max_examples=25)
-def test_memory_rises_with_the_microbatch_and_falls_with_tensor_ranks_and_sharding(
-    software, tensor, recompute, sharding
-):
-    usual = {"tensor": tensor, "recompute": recompute, "sharding": sharding, "shard": 8, "microbatch": 4}
-    usual |= {"microbatches": 2, "sequence_parallel": tensor > 1}
-    assert (np.diff(peaks(usual | {"microbatch": [1, 2, 4, 8, 16]}, software=software)) > 0.0).all()
-    assert (np.diff(peaks(usual | {"tensor": [1, 2, 4], "sequence_parallel": 1}, software=software)) < 0.0).all()
-    assert (np.diff(peaks(usual | {"shard": [1, 2, 4, 8], "replicate": [8, 4, 2, 1]}, software=software)) <= 0.0)[
-        1 if sharding else 0 :
-    ].all()
+def along(columns, changes, *, software):
+    """The peaks of every row of `columns` (rows, values), where the columns of `changes` have each of their values."""
+    rows, values = len(columns["tensor"]), len(next(iter(changes.values())))
+    table = {name: np.repeat(column, values) for name, column in columns.items()}
+    table |= {name: np.tile(column, rows) for name, column in changes.items()}
+    return peaks(table, software=software).reshape(rows, values)
 
 
-@given(software=STACKS, tensor=st.sampled_from([1, 4]), batch=st.sampled_from([8, 32]))
+@pytest.mark.parametrize("software", STACKS)
+def test_memory_rises_with_the_microbatch_and_falls_with_tensor_ranks_and_sharding(software):
+    drawn = product([1, 2, 4], range(len(RECOMPUTES)), range(len(SHARDINGS)))
+    tensor, recompute, sharding = np.array(list(drawn)).T
+    usual = {"tensor": tensor, "recompute": recompute, "sharding": sharding, "sequence_parallel": tensor > 1}
+    usual |= {name: np.full(len(tensor), value) for name, value in (("shard", 8), ("microbatch", 4))}
+    usual |= {"microbatches": np.full(len(tensor), 2), "replicate": np.ones(len(tensor), dtype=int)}
+    assert (np.diff(along(usual, {"microbatch": [1, 2, 4, 8, 16]}, software=software)) > 0.0).all()
+    assert (np.diff(along(usual, {"tensor": [1, 2, 4], "sequence_parallel": [1] * 3}, software=software)) < 0.0).all()
+    falls = np.diff(along(usual, {"shard": [1, 2, 4, 8], "replicate": [8, 4, 2, 1]}, software=software)) <= 0.0
+    assert falls[:, 1:].all()
+    assert falls[sharding == 0].all()
+
+
+@given(software=st.sampled_from(STACKS), tensor=st.sampled_from([1, 4]), batch=st.sampled_from([8, 32]))
 @settings(max_examples=12)
 def test_memory_falls_with_recompute_and_offload(software, tensor, batch):
     usual = {"tensor": tensor, "microbatch": batch, "microbatches": 2}

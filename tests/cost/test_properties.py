@@ -100,9 +100,9 @@ def test_nothing_is_slower_on_a_faster_machine(which, factor, name, seed):
 @settings(max_examples=4)
 def test_memory_rises_with_the_microbatch(name, seed):
     at, table = case(name), sample(name, count=ROWS, seed=seed)
-    small = priced(at, table)
-    large = priced(at, replace(table, microbatch=2 * table.microbatch))
-    assert (large.memory_bytes >= small.memory_bytes * (1 - 1e-12)).all()
+    both = PlanTable.joined([table, replace(table, microbatch=2 * table.microbatch)])
+    small, large = np.split(priced(at, both).memory_bytes, 2)
+    assert (large >= small * (1 - 1e-12)).all()
 
 
 @given(column=st.sampled_from(["shard", "tensor", "recompute"]), **SAMPLES)
@@ -120,7 +120,7 @@ def test_memory_falls_with_what_divides_or_forgets_it(column, name, seed):
         table = table.take((table.recompute != FULL) & (table.offload != OFFLOADS.index(Offload.ACTIVATIONS)))
         lighter = replace(table, recompute=table.recompute + 1)
     if len(table):
-        before, after = priced(at, table).memory_bytes, priced(at, lighter).memory_bytes
+        before, after = np.split(priced(at, PlanTable.joined([table, lighter])).memory_bytes, 2)
         assert (after <= before * (1 + 1e-9)).all()
 
 
@@ -134,14 +134,14 @@ def test_memory_falls_where_the_host_holds_it(name, seed):
     """
     at, table = case(name), sample(name, count=ROWS, seed=seed)
     table = table.take(table.offload == 0)
-    before, optimizer, activations, parameters = (
-        priced(at, replace(table, offload=np.full(len(table), OFFLOADS.index(kind)))) for kind in OFFLOADS
-    )
-    assert (optimizer.memory_bytes < before.memory_bytes).all()
-    assert (parameters.memory_bytes < optimizer.memory_bytes).all()
+    every = [replace(table, offload=np.full(len(table), OFFLOADS.index(kind))) for kind in OFFLOADS]
+    costs = priced(at, PlanTable.joined(every))
+    before, optimizer, _, parameters = np.split(costs.memory_bytes, len(OFFLOADS))
+    assert (optimizer < before).all()
+    assert (parameters < optimizer).all()
     layers = len(at.model.layers) / (table.pipeline * table.chunks)
-    kept, without = (of.memory[MemoryPart.ACTIVATIONS][layers >= 2] for of in (activations, before))
-    assert (kept <= without).all()
+    without, _, kept, _ = np.split(costs.memory[MemoryPart.ACTIVATIONS], len(OFFLOADS))
+    assert (kept[layers >= 2] <= without[layers >= 2]).all()
 
 
 @given(**SAMPLES)
@@ -177,6 +177,9 @@ def test_the_closed_form_is_the_simulation(name, seed):
     """
     at, table = case(name), sample(name, count=8, seed=seed, frames=20)
     table = table.take((table.pipeline > 1) & (table.microbatches <= 64))
+    closed_form, every_rank = (
+        priced(at, table, every_rank=whole).figures["makespan_seconds"] for whole in (False, True)
+    )
     for row in range(len(table)):
         one = table.take([row])
         kind = SCHEDULES[int(one.schedule[0])]
@@ -188,11 +191,10 @@ def test_the_closed_form_is_the_simulation(name, seed):
             microbatches=int(one.microbatches[0]),
         )
         played = makespan(simulate(actions, stages=stages))
-        closed = float(priced(at, one).figures["makespan_seconds"][0])
+        closed = float(closed_form[row])
         assert closed <= 1.01 * played
         assert closed >= played * (0.84 if kind is ScheduleKind.INTERLEAVED else 0.99)
-        followed = float(priced(at, one, every_rank=True).figures["makespan_seconds"][0])
-        assert followed == pytest.approx(played, rel=1e-9)
+        assert float(every_rank[row]) == pytest.approx(played, rel=1e-9)
 
 
 def with_policies(table, *, model, share):
