@@ -59,6 +59,18 @@ def test_the_first_microbatches_of_a_table_are_a_schedule(kind: ScheduleKind, co
     assert first.microbatches == count
 
 
+@pytest.mark.parametrize("kind", WHOLE)
+@pytest.mark.parametrize("count", [2, 4, 9])
+def test_the_outer_microbatches_of_a_table_are_a_schedule(kind: ScheduleKind, count: int) -> None:
+    """Which ends as the whole does: the last passes are those of the last microbatches."""
+    table, chunks = made(kind, pipeline=3, microbatches=9)
+    outer = planned.of_outer(planned.of(table, chunks=chunks), count)
+    assert planned.problems(outer, pipeline=3) == ()
+    assert outer.microbatches == count
+    works = [[(action.work, action.stage) for action in row][-1] for row in planned.table(outer, pipeline=3)]
+    assert works == [[(action.work, action.stage) for action in row][-1] for row in table]
+
+
 def test_a_table_knows_no_more_microbatches_than_it_has() -> None:
     table, _ = made(ScheduleKind.ONE_F_ONE_B, pipeline=2, microbatches=4)
     with pytest.raises(ConfigError, match="stage 0: 4 F and 4 B for 6 microbatches"):

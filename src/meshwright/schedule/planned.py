@@ -88,6 +88,15 @@ def of_first(entry: Schedule, microbatches: int) -> Schedule:
     return replace(entry, microbatches=microbatches, table=lines, paths=entry.paths[:microbatches])
 
 
+def of_outer(entry: Schedule, microbatches: int) -> Schedule:
+    """The schedule of so many of its microbatches that begins and ends as it does: of a table the first and the last
+    ones. It has no paths."""
+    if not entry.table:
+        return of_first(entry, microbatches)
+    lines = written.outer_microbatches(entry.table, microbatches, among=entry.microbatches)
+    return replace(entry, microbatches=microbatches, table=lines)
+
+
 def passes(entry: Schedule, stage: int) -> int:
     """How often a stage goes forward in a step: once for every microbatch that passes it, or slice of one."""
     count = entry.microbatches

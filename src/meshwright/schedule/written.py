@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from meshwright.schedule import paths as path_lines
@@ -54,7 +55,28 @@ def legal(lines: Sequence[str], *, pipeline: int, chunks: int, microbatches: int
 
 def first_microbatches(lines: Sequence[str], count: int) -> tuple[str, ...]:
     """The lines without passes of later microbatches, for none of which the first ones wait."""
-    rows = tuple(tuple(action for action in row if action.microbatch < count) for row in read(lines))
+    return _of(lines, lambda microbatch: microbatch if microbatch < count else None)
+
+
+def outer_microbatches(lines: Sequence[str], count: int, *, among: int) -> tuple[str, ...]:
+    """The lines with passes of `count` microbatches `among` so many, the first half and the last, which are numbered on
+    from the first: no microbatch waits for another."""
+    first, gone = (count + 1) // 2, among - count
+
+    def number(microbatch: int) -> int | None:
+        if microbatch < first:
+            return microbatch
+        return microbatch - gone if microbatch >= first + gone else None
+
+    return _of(lines, number)
+
+
+def _of(lines: Sequence[str], number: Callable[[int], int | None]) -> tuple[str, ...]:
+    """The lines with passes of those microbatches that have a `number`."""
+    rows = tuple(
+        tuple(replace(action, microbatch=told) for action in row if (told := number(action.microbatch)) is not None)
+        for row in read(lines)
+    )
     return write_numbered(rows) if any(_NUMBERED.search(line) for line in lines) else write(rows)
 
 

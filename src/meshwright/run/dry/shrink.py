@@ -97,11 +97,11 @@ def _with_every_pass(plan: Plan, *, rank: int) -> Schedule | None:
     the whole step, the frequent ones FEWEST_ALIKE times or more; None where that takes most of them."""
     whole = passes_of(plan, rank=rank)
     for number in range(1, plan.schedule.microbatches * 2 // 3):
-        few = planned.of_first(plan.schedule, number)
+        few = planned.of_outer(plan.schedule, number)
         if planned.problems(few, pipeline=plan.pipeline):
             continue
         found = passes_of(replace(plan, schedule=few), rank=rank)
-        if found.keys() == whole.keys() and all(found[place] >= min(whole[place], FEWEST_ALIKE) for place in whole):
+        if all(found[place] >= min(whole[place], FEWEST_ALIKE) for place in whole):
             # As a table, of which any number of microbatches may be played first.
             return planned.of(planned.program(few, pipeline=plan.pipeline), chunks=plan.schedule.chunks)
     return None
