@@ -13,11 +13,11 @@ from meshwright.search.decide import best, legal_space
 from meshwright.search.explain import DIMENSIONS, compared, held
 from meshwright.search.explore import Explorer
 from meshwright.search.laid_out import best_of, best_refined
-from meshwright.search.refine import Entry, entry_value
+from meshwright.search.refine import entry_value
 from meshwright.spec.errors import NoPlanFits
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from meshwright.spec.model import ModelSpec
-from meshwright.spec.units import format_bytes
+from meshwright.spec.units import format_bytes, format_change
 from tests.search.test_explore import CLUSTERS, MODELS, asked, tight
 
 BOX = CLUSTERS["one box"]
@@ -82,8 +82,8 @@ def test_no_whole_search_finds_better_alternatives(name: str, objective: Objecti
     some = [line for line in every if len(line.rows)]
     assert len(some) >= 6
     assert found.priced < found.space.count
-    laid_out: list[Entry] = best_of(found, some)
-    for line, entry in zip(some, laid_out, strict=True):
+    for line, entry in zip(some, best_of(found, some), strict=True):
+        assert entry is not None
         assert entry_value(entry, objective) <= searched(found, line) * (1.0 + 1e-9), line.name
     for line in every:
         if not len(line.rows):
@@ -142,3 +142,21 @@ def test_least_memory_is_told_in_bytes_alike_by_a_reason_and_by_the_answer_behin
         assert f"{format_bytes(answer.report.peak_bytes)} at the peak, not {ours}" in answer.sentences[0]
         told += 1
     assert told >= 2
+
+
+@pytest.mark.slow
+def test_an_alternative_that_is_better_with_the_machines_in_another_order_is_told_as_the_answer_behind_it() -> None:
+    held = ["tensor=1", "offload=none", "recompute=none", "zero=zero2"]
+    sets = ["sequence_length=8192", *(f"constraints.fix.{each}" for each in held)]
+    asking = Question(
+        model=catalog.load_model("llama-3.1-8b"),
+        cluster=catalog.load_cluster("mixed"),
+        job=catalog.load_job(None, sets=sets),
+    )
+    decision = search.design(asking.model, asking.cluster, asking.job)
+    (line,) = (line for line in decision.why if line.startswith("pipeline 4 instead of 2 would take "))
+    answer = why_not(asking, decision, {"pipeline": 4})
+    assert answer.report is not None
+    assert decision.design.plan.is_placed
+    assert "the machines in another order" in line
+    assert format_change(answer.report.step_seconds / decision.report.step_seconds - 1.0, noun="time") in line

@@ -13,10 +13,11 @@ from meshwright import cost, search
 from meshwright.cost import PlanTable
 from meshwright.cost.table import DEFAULT_ORDER
 from meshwright.search import RULES, Scope, check
+from meshwright.search.alternatives import Alternatives
 from meshwright.search.decide import legal_space
 from meshwright.search.explore import Explorer
 from meshwright.search.order_rules import is_trained
-from meshwright.search.orders import SLACK, all_near, evenly, reorder, without_travel
+from meshwright.search.orders import SLACK, all_near, evenly, reorder, reorder_alternatives, without_travel
 from meshwright.search.prices import price
 from meshwright.search.settings import differing
 from meshwright.search.wanted import Wanted
@@ -270,3 +271,39 @@ def test_a_job_that_asks_for_the_usual_order_refuses_another() -> None:
             constrained("other"),
             scopes=LEGAL,
         )
+
+
+def test_tables_of_other_orders_are_joined_with_the_order_of_each_row() -> None:
+    model, cluster, job = CASES["two sites"]
+    table = legal_space(model, cluster, job).table.take(np.arange(6))
+    usual, first, second = DEFAULT_ORDER, DEFAULT_ORDER[::-1], (*DEFAULT_ORDER[1:], DEFAULT_ORDER[0])
+    ones = np.ones(6, dtype=np.int64)
+    tables = [
+        table,
+        replace(table, order=ones, orders=(usual, first)),
+        replace(table, order=ones, orders=(usual, second)),
+        replace(table, order=2 * ones, orders=(usual, second, first)),
+    ]
+    joined = PlanTable.joined(tables)
+    found = [joined.orders[int(order)] for order in joined.order]
+    assert found == [usual] * 6 + [first] * 6 + [second] * 6 + [first] * 6
+
+
+def test_alternatives_are_told_in_the_order_that_is_best_for_them_though_none_of_them_is_among_the_best() -> None:
+    model, cluster, job = CASES["six devices a node"]
+    space = legal_space(model, cluster, job)
+    found, whole = (Explorer(space, model=model, cluster=cluster, job=job) for _ in range(2))
+    lines, wanted = [], []
+    for one in (found, whole):
+        one.best(space.count)
+    for name in ("tensor", "pipeline", "shard"):
+        for value in np.unique(getattr(found.table, name)).tolist():
+            lines.append(Alternatives(found, name=name, values=(value,)))
+            wanted.append(lines[-1].on(whole, below=np.inf))
+    reorder(whole, space.count)
+    reorder(found, 1)
+    before = [line.score for line in lines]
+    reorder_alternatives(found, lines)
+    assert [line.score for line in lines] == pytest.approx([line.score for line in wanted], rel=1.001e-3)
+    assert any(line.score < 0.95 * score for line, score in zip(lines, before, strict=True))
+    assert found.priced < whole.priced

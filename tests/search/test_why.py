@@ -26,15 +26,16 @@ def test_a_shorter_step_that_is_ranked_behind_is_told_with_its_figures() -> None
     chosen, report = best_refined(found, 10)[0][0]
     taken: list[decide.Entry] = []
 
-    def laid_out(asked: Sequence[Alternatives]) -> list[decide.Entry]:
-        taken.extend(entries := best_of(found, asked))
-        return entries
+    def best(asked: Sequence[Alternatives]) -> list[explain.Answer]:
+        entries = best_of(found, asked)
+        taken.extend(entry for entry in entries if entry is not None)
+        return [(entry, True) for entry in entries]
 
-    plain = explain.why([(chosen, report)], found, laid_out=laid_out)
+    plain = explain.why([(chosen, report)], found, best=best)
     made = next(design for design, other in taken if other.step_seconds > report.step_seconds)
     short = replace(report.step, seconds=0.5 * report.step.seconds)
     ranked = [(chosen, report), (made, replace(report, step=short, error_band=(0.5, 4.0)))]
-    told = explain.why(ranked, found, laid_out=partial(best_of, found))
+    told = explain.why(ranked, found, best=best)
     steps = f"takes {format_seconds(short.seconds)} a step, not {format_seconds(report.step_seconds)}, but 19 of 20"
     assert not any("; another with " in line for line in plain)
     assert any("more time" in line and "; another with " in line and steps in line for line in told)

@@ -345,15 +345,14 @@ class PlanTable:
 
     @classmethod
     def joined(cls, tables: Sequence[PlanTable]) -> PlanTable:
-        """The rows of all tables in order.
-
-        Every table's layouts are the first ones of the last table's, its orders those of the longest list, and ways of
-        meeting are one list.
-        """
+        """The rows of all tables, whose layouts are the first of the last table's, and ways of meeting one list."""
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(table, name) for table in tables]) for name in column_names()
         }
-        return replace(tables[-1], **columns, orders=max((table.orders for table in tables), key=len))
+        orders = tuple(dict.fromkeys(order for table in tables for order in table.orders))
+        places = [np.array([orders.index(order) for order in table.orders]) for table in tables]
+        columns["order"] = np.concatenate([place[table.order] for place, table in zip(places, tables, strict=True)])
+        return replace(tables[-1], **columns, orders=orders)
 
     @classmethod
     def stacked(cls, tables: Sequence[PlanTable]) -> PlanTable:

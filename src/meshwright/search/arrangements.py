@@ -13,6 +13,7 @@ from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
+Entry = tuple[Design, Report]
 MOST_GROUPS = 3  # that are laid in every order; of more, some orders are tried
 
 
@@ -76,12 +77,12 @@ def _orders(groups: Sequence[NodeGroup]) -> Iterator[tuple[int, ...]]:
         yield from (tuple(ascending), tuple(reversed(ascending)))
 
 
-def placed(entry: tuple[Design, Report], arrangement: Arrangement, cluster: ClusterSpec) -> tuple[Design, Report]:
-    """A design of the arranged cluster, its ranks placed on the devices of `cluster` as listed, and its report."""
+def placed(entries: Sequence[Entry], arrangement: Arrangement, cluster: ClusterSpec) -> list[Entry]:
+    """Designs of the arranged cluster, their ranks placed on the devices of `cluster` as listed, and their reports."""
     if arrangement.cluster == cluster:
-        return entry
-    made = entry[0]
-    placement = None if arrangement.is_listed else arrangement.devices[: made.plan.world_size]
-    plan = replace(made.plan, placement=placement)
-    design = replace(made, cluster=cluster, plan=plan)
-    return design, cost.predict(design)
+        return list(entries)
+    found = []
+    for made, _ in entries:
+        placement = None if arrangement.is_listed else arrangement.devices[: made.plan.world_size]
+        found.append(replace(made, cluster=cluster, plan=replace(made.plan, placement=placement)))
+    return list(zip(found, cost.predict_all(found), strict=True))

@@ -17,7 +17,7 @@ from meshwright.search.explain import changes, compared, rejected_for_memory, wh
 from meshwright.search.explore import EXHAUSTIVE, Explorer
 from meshwright.search.fronts import front, joint
 from meshwright.search.job_rules import allowed_precisions, check_job
-from meshwright.search.laid_out import MOST, best_of, best_refined
+from meshwright.search.laid_out import BESIDE, MOST, Side, best_alternatives, best_refined
 from meshwright.search.misses import nothing_fits, nothing_legal
 from meshwright.search.orders import WORTH, reorder
 from meshwright.search.product import Rejection
@@ -37,7 +37,6 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
-BESIDE = 1.1  # over the value of a plan that is known, below which others are looked for: scores may be too high
 SLACK = 1.02  # over the best scores, below which plans are priced: closed forms may be as much too short
 RANKED = 10  # plans that are ranked unless more are asked for: of fewer, as many are laid out again
 RUNTIME = frozenset({Scope.RUNTIME})
@@ -76,12 +75,14 @@ def design(
     tried = _tried(model, cluster, job, top=top, trainable=trainable, trainer=trainer)
     kept = _worthwhile(tried.fitting, job.objective)
     best = min(kept, key=lambda entry: entry_order(entry.refined[0], job.objective))
-    refined = _placed(kept, cluster, job.objective)
+    refined = found = _placed(kept, cluster, job.objective)
     tailored = [tailor(refined[0], job.objective)] if synthesize else []
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     refined = [*(each.entry for each in left_out if each.entry is not None), *refined]
-    (chosen, report), reasons = refined[0], why(best.refined, best.found, laid_out=partial(best_of, best.found))
+    (chosen, report), sides = refined[0], tried.beside(best)
+    alternatives = partial(best_alternatives, sides=sides, cluster=cluster)
+    reasons = why(found, best.found, best=alternatives)
     return Decision(
         design=chosen,
         report=report,
@@ -96,9 +97,9 @@ def design(
             *(each.words for each in left_out),
         ),
         front=joint([each.placed(front(each.found), cluster) for each in kept]),
-        considered=sum(one.space.count for one in tried.found),
-        priced=sum(one.priced for one in tried.found),
-        fitting=sum(one.fitting for one in tried.found),
+        considered=sum(side.found.space.count for side in tried.sides),
+        priced=sum(side.found.priced for side in tried.sides),
+        fitting=sum(side.found.fitting for side in tried.sides),
         seconds=time.perf_counter() - started,
         predicts_only=check(chosen, scopes=RUNTIME),
         refined=len(refined),
@@ -165,7 +166,7 @@ class _Arranged:
 
     def placed(self, entries: Sequence[Entry], cluster: ClusterSpec) -> list[Entry]:
         """`entries` on the devices of `cluster` as it is listed."""
-        return [placed(entry, self.arrangement, cluster) for entry in entries]
+        return placed(entries, self.arrangement, cluster)
 
     @property
     def rejected(self) -> tuple[Rejection, ...]:
@@ -179,9 +180,15 @@ class _Tried:
     """All that was explored, the machines as they are listed first, and where plans fit the best of them; the `fastest`
     where others are held to its time."""
 
-    found: list[Explorer]
+    sides: list[Side]
     fitting: list[_Arranged]
     fastest: Entry | None = None
+
+    def beside(self, best: _Arranged) -> list[Side]:
+        """All that was explored, that of `best` first; that alone where it is the fastest, whose job is another."""
+        trainable, is_own = self.sides[0].trainable, [side.found is best.found for side in self.sides]
+        own = Side(arrangement=best.arrangement, found=best.found, trainable=trainable)
+        return [own, *(side for side, mine in zip(self.sides, is_own, strict=True) if any(is_own) and not mine)]
 
 
 def _tried(
@@ -213,12 +220,12 @@ def _tried(
         fastest = _fastest(model, cluster, job, trainable=trainable, trainer=trainer, explained=explained)
         within = np.inf if fastest is None else slowest_seconds(fastest.refined[0], job)
     asked = partial(_arranged, model, job=job, trainable=trainable, trainer=trainer, within=within)
-    found: list[Explorer] = []
+    sides: list[Side] = []
     fitting: list[_Arranged] = []
     for arrangement in arrangements(cluster, job):
         worth = _limit(fitting[0], job.objective) if fitting and job.objective is not Objective.MEMORY else np.inf
         limit = min(below, BESIDE * worth)
-        if alone or worth == np.inf or found[0].space.count > EXHAUSTIVE:
+        if alone or worth == np.inf or sides[0].found.space.count > EXHAUSTIVE:
             one, best = asked(arrangement, top=top, below=limit if alone else below)
         else:  # Is there a better one, before all are priced?
             one, best = asked(arrangement, top=1, below=limit)
@@ -226,14 +233,14 @@ def _tried(
                 one, best = asked(arrangement, top=top, below=below)
             else:
                 best = None
-        found.append(one)
+        sides.append(Side(arrangement=arrangement, found=one, trainable=trainable))
         fitting += [best] if best is not None else []
     if not fitting and fastest is not None and below == np.inf:
         fitting = [fastest]
     if not fitting:
-        raise _none(found[0]) if explained else NoPlanFits(Problem(what="no plan is legal and fits"))
+        raise _none(sides[0].found) if explained else NoPlanFits(Problem(what="no plan is legal and fits"))
     told = None if fastest is None else fastest.placed(fastest.refined[:1], cluster)[0]
-    return _Tried(found=found, fitting=fitting, fastest=told)
+    return _Tried(sides=sides, fitting=fitting, fastest=told)
 
 
 def _fastest(

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright import cost
 from meshwright.cost import PlanTable
 from meshwright.cost.table import OFFLOADS, PRECISIONS, RECOMPUTES, SCHEDULES, SHARDINGS
-from meshwright.search.alternatives import Alternatives, settle
+from meshwright.search.alternatives import Alternatives
 from meshwright.search.candidate import TIE
 from meshwright.search.constraints import Value
 from meshwright.search.explore import Explorer
@@ -52,30 +52,31 @@ NUMERICS = ("precision", "sync")  # dimensions whose every other value has a lin
 
 
 Entry = tuple[Design, Report]
-LaidOut = Callable[[Sequence[Alternatives]], Sequence[Entry]]
+Answer = tuple[Entry | None, bool]  # the best plan of a line, and whether all that may be better was weighed
 
 
-def why(ranked: Sequence[Entry], found: Explorer, *, laid_out: LaidOut) -> tuple[str, ...]:
+def why(
+    ranked: Sequence[Entry], found: Explorer, *, best: Callable[[Sequence[Alternatives]], Sequence[Answer]]
+) -> tuple[str, ...]:
     """One line for every dimension: what the best plan with another value of it than the first of `ranked` would cost,
     and where; and of a plan that is ranked behind though its step is shorter, its figures.
 
     Of what changes the numerics there is one line for every other value that the job allows. Alternatives are
     free in every other dimension, so that a line says what the dimension is worth and not what one careless change
-    would do. What may hold better alternatives is priced first, of all lines together. `laid_out` gives the best of
-    each line's rows as the ranked plans are laid out; so a line says what a question of `why_not` does.
+    would do. `best` prices what may hold better alternatives, of all lines together, and gives the best of each as the
+    ranked plans are laid out; so a line says what a question of `why_not` does.
     """
     chosen, report = ranked[0]
     asked = list(_asked(found, chosen))
-    proven = settle(found, asked)
-    best, told, lines = iter(laid_out([one for one in asked if len(one.rows)])), set[str](), []
-    for one, sure in zip(asked, proven, strict=True):
-        if not len(one.rows):
+    told, lines = set[str](), []
+    for one, (entry, sure) in zip(asked, best(asked), strict=True):
+        if entry is None:
             tried = " or ".join(_word(one.name, value) for value in one.values)
             known = "is legal" if not _is_legal(found, one) else "fits" if sure else "was seen to fit"
             fast = " in the time that the job leaves" if known != "is legal" and found.within < np.inf else ""
             lines.append(f"{_own_word(chosen, one.name)}: no plan with {tried} {known}{fast}")
             continue
-        made, priced = next(best)
+        made, priced = entry
         if made.plan.digest() not in told:
             told.add(made.plan.digest())
             value = _value_of(made, one.name)
@@ -279,6 +280,8 @@ def changes(chosen: Design, made: Design, *, but: str = "") -> str:
     words = [_own_word(made, other) for other in changed[:3]]
     turned = not made.plan.has_usual_order and chosen.plan.has_usual_order
     words += ["its axes in another order"] if turned else []
+    moved = made.plan.world_size == chosen.plan.world_size and made.plan.placement != chosen.plan.placement
+    words += ["the machines in another order"] if moved else []
     return f" (with {' and '.join(words)})" if words else ""
 
 

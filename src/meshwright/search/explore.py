@@ -68,6 +68,7 @@ class Explorer:
         self.space = space
         self.model, self.cluster, self.job = model, cluster, job
         self.hopeless, self.below, self.within = 0, below, within
+        self.turned: Ids = np.zeros(0, dtype=np.int64)  # rows whose axes were tried in other orders
         self._best: Floats = np.zeros(0)
         self._nearest = np.inf
         self._tables: list[PlanTable] = []

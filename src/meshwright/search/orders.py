@@ -12,6 +12,7 @@ import numpy.typing as npt
 from meshwright.cost import PlanTable
 from meshwright.cost.placement import axis_sizes, strides
 from meshwright.cost.table import DEFAULT_ORDER
+from meshwright.search.alternatives import Alternatives
 from meshwright.search.explore import Explorer
 from meshwright.search.order_rules import is_trained, rooms, uneven
 from meshwright.search.prices import price
@@ -32,15 +33,40 @@ def reorder(found: Explorer, count: int, *, trainable: bool = False) -> None:
     Only of the ROWS best those that could be among the `count` best if no link took any time. `trainable` leaves out
     what this runtime cannot train.
     """
-    table, fits = found.table, np.flatnonzero(found.prices.fits & found.prices.finite)
-    if found.job.constraints.order != "any" or all_near(found.cluster) or not len(fits):
+    if found.job.constraints.order != "any" or all_near(found.cluster):
+        return
+    fits = np.flatnonzero(found.prices.fits & found.prices.finite)
+    if len(fits):
+        scores = found.scores()
+        fits = fits[np.argsort(scores[fits], kind="stable")]
+        _turn(found, [(fits, float(scores[fits[min(count, len(fits)) - 1]]))], trainable=trainable)
+
+
+def reorder_alternatives(found: Explorer, asked: Sequence[Alternatives], *, trainable: bool = False) -> None:
+    """As `reorder`, of the rows of each of `asked` those that could be its best if no link took any time."""
+    if found.job.constraints.order != "any" or all_near(found.cluster):
         return
     scores = found.scores()
-    fits = fits[np.argsort(scores[fits], kind="stable")]
-    limit = float(scores[fits[min(count, len(fits)) - 1]])
-    fits = fits[(table.order[fits] == 0) & _several(table)[fits]][:ROWS]
-    free = _scored(found, table.take(fits), cluster=without_travel(found.cluster)) if len(fits) else scores[fits]
-    tried, at = other_orders(table, fits[free < limit * SLACK], cluster=found.cluster, trainable=trainable)
+    groups = [(one.rows[np.argsort(scores[one.rows], kind="stable")], one.score) for one in asked if len(one.rows)]
+    _turn(found, groups, trainable=trainable)
+
+
+def _turn(found: Explorer, groups: Sequence[tuple[Ids, float]], *, trainable: bool) -> None:
+    """Adds rows in the order of axes that is best for each, of those of `groups`, best first with a limit, which could
+    be below it; a row that was tried is not tried again."""
+    table, scores = found.table, found.scores()
+    limits, open_ = np.full(len(scores), -np.inf), (table.order == 0) & _several(table)
+    open_[found.turned] = False
+    for rows, limit in groups:
+        some = rows[open_[rows]][:ROWS]
+        limits[some] = np.maximum(limits[some], limit * SLACK)
+    fits = np.flatnonzero(limits > -np.inf)
+    if not len(fits):
+        return
+    free = _scored(found, table.take(fits), cluster=without_travel(found.cluster))
+    fits = fits[free < limits[fits]]
+    found.turned = np.concatenate([found.turned, fits])
+    tried, at = other_orders(table, fits, cluster=found.cluster, trainable=trainable)
     if not len(tried):
         return
     tried = replace(tried, every=np.where(tried.learners > 1, found.job.synchronize.every, 0))
