@@ -23,7 +23,7 @@ from meshwright.train.run import Run
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, losses, validation
 from tests.support.designs import Layout
 
-STEPS = 40
+STEPS = 24
 EAGER = GradientSync(kind=SyncKind.EAGER, rounds=Rounds(every=5, delay=5))
 
 

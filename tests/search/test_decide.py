@@ -29,6 +29,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Design, Plan
 from meshwright.spec.report import Report
 from tests.search import search_samples as samples
+from tests.support import searches
 
 LARGE = samples.model(layers=10, layer=samples.dense_layer(hidden=2048), vocab=2048)
 FEW_HEADS = samples.model(layers=10, layer=samples.dense_layer(heads=4, hidden=2048), vocab=2048)
@@ -38,6 +39,7 @@ def box(*, memory_bytes: float = 16 * 2**30, devices: int = 8) -> ClusterSpec:
     return samples.cluster(samples.nodes(devices_per_node=devices, of=samples.device(memory_bytes=memory_bytes)))
 
 
+@searches.once
 def everything(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> tuple[PlanTable, Prices]:
     table = legal_space(model, cluster, job).table
     return table, price(table, model=model, cluster=cluster, job=job)
@@ -145,7 +147,7 @@ def test_a_decision_is_legal_fits_and_survives_a_round_trip() -> None:
 
 
 def test_figures_of_a_candidate_are_those_of_its_report() -> None:
-    decision = search.design(LARGE, box(), samples.job())
+    decision = searches.design(LARGE, box(), samples.job())
     best, report = decision.ranked[0], decision.report
     assert best.step_seconds == report.step_seconds
     assert best.free_bytes == best.capacity_bytes - best.peak_bytes >= 0
@@ -165,7 +167,7 @@ def test_a_plan_too_large_is_rejected_and_counted() -> None:
 
 
 def test_why_compares_with_the_best_plan_of_every_other_choice() -> None:
-    decision = search.design(LARGE, box(), samples.job())
+    decision = searches.design(LARGE, box(), samples.job())
     assert any("instead of" in line for line in decision.why)
     assert any("more time" in line or "as long" in line for line in decision.why)
     faster = [line for line in decision.why if "less time" in line]
@@ -233,15 +235,9 @@ def test_a_number_of_devices_that_no_plan_fills_is_told() -> None:
     assert "without it" in str(raised.value)
 
 
-def test_a_batch_that_is_suggested_has_a_unit() -> None:
-    job = replace(samples.job(), sequence_length=128, batch_tokens=100)
-    with pytest.raises(ConfigError, match=r"choose 128 tokens \(1 sequence\)"):
-        search.design(samples.model(), box(), job)
-
-
-def test_wrong_jobs_are_config_errors() -> None:
-    with pytest.raises(ConfigError, match="not whole sequences"):
-        search.design(samples.model(), box(), replace(samples.job(), batch_tokens=100))
+def test_a_batch_of_parts_of_sequences_is_refused_and_another_suggested_with_its_unit() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)not whole sequences.*choose 128 tokens \(1 sequence\)"):
+        search.design(samples.model(), box(), replace(samples.job(length=128), batch_tokens=100))
 
 
 def test_what_this_runtime_cannot_train_is_predicted_and_marked() -> None:

@@ -139,7 +139,8 @@ def test_a_faster_plan_is_not_called_worse(longer: float, upper: float, verdict:
 
 def test_what_costs_more_or_needs_more_is_called_so() -> None:
     for objective, verdict in ((Objective.COST, Verdict.DEARER), (Objective.MEMORY, Verdict.LARGER)):
-        asked = replace(question(), job=replace(question().job, objective=objective))
+        asked = question(constraints=Constraints(fix={"context": 1, "pipeline": 1}))
+        asked = replace(asked, job=replace(asked.job, objective=objective))
         decision = decide(asked)
         settings = {"tensor": 2 if decision.design.plan.tensor != 2 else 4}
         assert why_not(asked, decision, settings).verdict is verdict

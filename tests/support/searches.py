@@ -11,7 +11,7 @@ from meshwright import search
 from meshwright.search import decide
 
 
-def _once(find: Callable[..., Any]) -> Callable[..., Any]:
+def once(find: Callable[..., Any]) -> Callable[..., Any]:
     """As `find`, whose answers are the same whenever it is asked the same: what is asked is values alone."""
     found: dict[str, Any] = {}
     signature = inspect.signature(find)
@@ -28,5 +28,5 @@ def _once(find: Callable[..., Any]) -> Callable[..., Any]:
     return asked
 
 
-design = _once(search.design)
-best = _once(decide.best)
+design = once(search.design)
+best = once(decide.best)
