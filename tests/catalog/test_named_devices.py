@@ -33,6 +33,15 @@ def test_a_device_like_another_takes_its_shares_and_none_of_what_is_its_own() ->
     assert device.sources["kind"] == "by analogy with A100-80GB: no run of it was replayed"
 
 
+def test_sources_that_a_file_names_stand_beside_those_by_analogy(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN.read_text().replace("watts = 600", 'watts = 600\nsources = { watts = "sheet", kind = "mine" }'))
+    device = catalog.load_cluster(path).groups[0].device
+    assert device.sources["watts"] == "sheet"
+    assert device.sources["memory_bandwidth"] == "the cluster file"
+    assert device.sources["kind"] == "by analogy with A100-80GB: no run of it was replayed"
+
+
 def test_a_device_like_another_is_planned_for() -> None:
     from meshwright import search
 
@@ -53,7 +62,9 @@ def test_a_device_like_another_is_planned_for() -> None:
     ("change", "words"),
     [
         (('like = "A100-80GB"', 'like = "Gaudi-9"'), r"like: no device is called 'Gaudi-9'"),
+        (('like = "A100-80GB"', "like = 3"), "like: expected the name of a device, got 3"),
         (("fp32 =", "fp8 ="), "no curve for fp8"),
+        (("watts = 600", "watts = 600\nsources = 3"), "sources: "),
         (('name = "new-accelerator"\n', ""), "'name' is missing"),
     ],
 )

@@ -39,7 +39,7 @@ def spelt_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _spelt_out(group: Any, where: str, problems: list[Problem]) -> Any:
     name = group.get(_MARK) if isinstance(group, Mapping) else None
-    if isinstance(name, Mapping) and isinstance(name.get(_LIKE), str):
+    if isinstance(name, Mapping) and _LIKE in name:
         return {**group, _MARK: _as_another(name, f"{where}.{_MARK}.{_LIKE}", problems)}
     if not isinstance(name, str):
         return group
@@ -69,6 +69,10 @@ def nearest_devices(name: str) -> str:
 def _as_another(said: Mapping[str, Any], where: str, problems: list[Problem]) -> Mapping[str, Any]:
     """What is `said` of a device, and of the rest what the catalog says of the one it is like: shares of peaks and of
     bandwidth, sizes at which they are reached, times of the host."""
+    if not isinstance(said[_LIKE], str):
+        what, fix = f"expected the name of a device, got {said[_LIKE]!r}", 'write like = "A100-80GB", or another'
+        problems.append(Problem(what=what, where=where, fix=fix))
+        return said
     device = _known(said[_LIKE], where, problems)
     if device is None:
         return said
@@ -79,8 +83,11 @@ def _as_another(said: Mapping[str, Any], where: str, problems: list[Problem]) ->
     own = {key: value for key, value in said.items() if key != _LIKE}
     analogy = f"by analogy with {device.name}: "
     whose = {key: analogy + text for key, text in device.sources.items() if key not in (*own, *_ITS_OWN)}
-    sources = {**whose, **dict.fromkeys(own.keys() - {"name"}, _FILE), "kind": f"{analogy}no run of it was replayed"}
-    return {**usual, "sources": sources, **own}
+    named = own.pop("sources", {})
+    if not isinstance(named, Mapping):
+        return {**usual, **own, "sources": named}
+    sources = {**whose, **dict.fromkeys(own.keys() - {"name"}, _FILE), **named}
+    return {**usual, **own, "sources": {**sources, "kind": f"{analogy}no run of it was replayed"}}
 
 
 def _over(usual: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

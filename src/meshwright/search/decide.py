@@ -185,10 +185,12 @@ class _Tried:
     fastest: Entry | None = None
 
     def beside(self, best: _Arranged) -> list[Side]:
-        """All that was explored, that of `best` first; that alone where it is the fastest, whose job is another."""
-        trainable, is_own = self.sides[0].trainable, [side.found is best.found for side in self.sides]
-        own = Side(arrangement=best.arrangement, found=best.found, trainable=trainable)
-        return [own, *(side for side, mine in zip(self.sides, is_own, strict=True) if any(is_own) and not mine)]
+        """All that was explored and has plans, that of `best` first; that alone where it is the fastest, whose job is
+        another."""
+        mine = [side for side in self.sides if side.found is best.found]
+        if not mine:
+            return [replace(self.sides[0], arrangement=best.arrangement, found=best.found)]
+        return [*mine, *(side for side in self.sides if side.found is not best.found and side.found.space.count)]
 
 
 def _tried(

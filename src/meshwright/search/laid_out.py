@@ -54,8 +54,6 @@ def best_alternatives(asked: Sequence[Alternatives], *, sides: Sequence[Side], c
 
 def _answers(side: Side, asked: Sequence[Alternatives], *, cluster: ClusterSpec) -> list[Answer]:
     """As `best_alternatives`, of one order of machines."""
-    if not len(side.found.space.keys) or not side.found.space.count:
-        return [(None, True)] * len(asked)
     sure = settle(side.found, asked)
     entries: list[Entry | None] = [None] * len(asked)
     if side.found.priced:

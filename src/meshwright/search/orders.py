@@ -65,8 +65,6 @@ def _turn(found: Explorer, groups: Sequence[tuple[Ids, float]], *, trainable: bo
         return
     free = _scored(found, table.take(fits), cluster=without_travel(found.cluster))
     fits = fits[free < limits[fits]]
-    if not len(fits):
-        return
     found.turned = np.concatenate([found.turned, fits])
     tried, at = other_orders(table, fits, cluster=found.cluster, trainable=trainable)
     if not len(tried):
