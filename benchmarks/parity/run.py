@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.parallel import drawing, draws, reproduce
+from tests.parallel import drawn, draws, reproduce
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
 
@@ -40,16 +40,17 @@ def on_the_tiny_model(draw: Draw) -> Draw | None:
         layers=LAYERS,
         bounds=tuple(range(1, stages)),
         recompute=(draw.recompute * LAYERS)[:LAYERS],
-        shards=(draw.shards * (LAYERS + 2))[: LAYERS + 2],
+        kinds=(),
         frozen=tuple(block for block in draw.frozen if block < LAYERS + 2),
         experts=None,
+        **{name: (getattr(draw, name) * (LAYERS + 2))[: LAYERS + 2] for name in ("shards", "extents", "offloads")},
     )
     return None if draws.refused(small) else small
 
 
 def main() -> None:
     torch.set_num_threads(1)  # as in tests: a second thread of the reference would wait for a core of the ranks
-    every = [draw for draw in drawing.legal(400, seed=4) if draw.ranks == RANKS]
+    every = [draw for draw in drawn.every() if draw.ranks == RANKS]
     chosen = sorted(dict.fromkeys(filter(None, map(on_the_tiny_model, every))), key=lambda draw: str(draw.axes))
     pool, seconds = Pool(), dict[str, list[float]]()
     for _ in range(1 + ROUNDS):

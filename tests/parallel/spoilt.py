@@ -26,7 +26,8 @@ from meshwright.spec.plan import (
     TensorGrid,
     Training,
 )
-from tests.parallel import drawing, draws
+from tests.parallel import draws
+from tests.parallel.drawn import FIXED
 
 Path = tuple[str | int, ...]
 WORDS: tuple[type[Enum], ...] = (
@@ -37,7 +38,7 @@ WORDS: tuple[type[Enum], ...] = (
 
 def spoilt(random: Random) -> tuple[str, Design | ConfigError]:
     """Where a legal draw was spoilt, and the design with that plan, or why the plan cannot be read."""
-    draw = random.choice(_drawn())
+    draw = random.choice(FIXED)
     design = draws.build(draw)
     document = codec.encode(design.plan)
     path: Path = ()
@@ -56,15 +57,6 @@ def spoilt(random: Random) -> tuple[str, Design | ConfigError]:
 def refusals(design: Design) -> tuple[Problem, ...]:
     """What stands against a design, but for its memory."""
     return check(design, scopes=frozenset({Scope.PLAN, Scope.RUNTIME}))
-
-
-_KEPT: list[draws.Draw] = []
-
-
-def _drawn() -> list[draws.Draw]:
-    if not _KEPT:
-        _KEPT.extend(drawing.legal(60, seed=9))
-    return _KEPT
 
 
 def _paths(value: Any, path: Path = ()) -> Iterator[Path]:

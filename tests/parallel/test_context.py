@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -63,14 +64,22 @@ COMBINED = (
     ),
 )
 
-PLANS = {
-    ranks: [entry for entry in emitted(MODEL, ranks=ranks, batch=BATCH) if entry.plan.context > 1]
-    for ranks in (2, 4, 8)
-}
-FEW = covering(PLANS[2])
+PARTS = 8
 
 
-MANY = [*covering(PLANS[4]), *PLANS[8][::40]]
+@cache
+def listed(ranks: int) -> list[Design]:
+    """What the search lists with a context axis."""
+    return [entry for entry in emitted(MODEL, ranks=ranks, batch=BATCH) if entry.plan.context > 1]
+
+
+FEW = covering(listed(2))
+
+
+@cache
+def many() -> list[Design]:
+    """On more ranks, those that meet every pair of choices, and some."""
+    return [*covering(listed(4)), *listed(8)[::40]]
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES, ids=str)
@@ -137,9 +146,10 @@ def test_any_order_of_axes(pool: Pool, order: tuple[AxisName, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", MANY, ids=name)
-def test_more_plans_of_the_search(pool: Pool, entry: Design) -> None:
-    check(pool, entry, packed=TWO if entry.plan.world_size == 4 else Documents.ONE)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_more_plans_of_the_search(pool: Pool, part: int) -> None:
+    for entry in many()[part::PARTS]:
+        check(pool, entry, packed=TWO if entry.plan.world_size == 4 else Documents.ONE)
 
 
 @pytest.mark.slow

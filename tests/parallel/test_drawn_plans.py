@@ -8,22 +8,20 @@ from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS, GRADIENT_PRECIS
 from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import Moments
 from meshwright.spec.plan import Offload, Sharding
-from tests.parallel import adding, drawing, draws, reproduce
-from tests.parallel.cover import covering, values
+from tests.parallel import adding, drawing, drawn, draws, reproduce
+from tests.parallel.cover import values
+from tests.parallel.drawn import FIXED
 from tests.parallel.draws import Draw
 from tests.support import models
 from tests.support.designs import SEQUENCE
 from tests.support.pool import Pool
 from tests.support.sampled import sampled
 
-ALL = drawing.legal(400, seed=4)
-FIXED = covering(ALL, count=80)
 SMALL = [draw for draw in FIXED if 1 < draw.ranks <= 4]
 # Routers choose otherwise where scores are rounded.
 NARROW = [adding.narrow(draw) for draw in SMALL if not draw.has_mixtures][::2]
 ROUNDED = [one for one in map(adding.rounded, SMALL) if (one.precision, one.gradients) != ("fp64", "whole")]
 ROUNDED.sort(key=lambda draw: draw.has_mixtures)
-REST = [draw for draw in ALL if draw not in FIXED]
 
 YES_AND_NO = ("tied", "positions", "empty_rows", "placement", "extents", "prefix", "factored")
 # What the fixed plans and those near them have to meet of each dimension.
@@ -48,6 +46,10 @@ def test_every_value_of_a_dimension_is_drawn(name: str) -> None:
     assert values([*FIXED, *NARROW, *ROUNDED])[name] >= VALUES[name]
 
 
+def test_no_rule_refuses_a_fixed_plan() -> None:
+    assert [draw for draw in FIXED if draws.refused(draw)] == [], "write them anew: python -m tests.parallel.drawn"
+
+
 def test_gradients_of_mixtures_are_drawn_in_eight_bits() -> None:
     assert {draw.gradients for draw in ROUNDED if draw.has_mixtures} == set(EIGHT_BIT_GRADIENTS)
 
@@ -69,6 +71,11 @@ def test_a_drawn_plan_whose_gradients_or_products_are_rounded_is_near_one_device
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", REST, ids=str)
-def test_every_other_drawn_plan_gives_it_too(pool: Pool, draw: Draw) -> None:
-    reproduce.check(pool, draw)
+@pytest.mark.parametrize("place", range(drawn.COUNT - drawn.FIXED_COUNT))
+def test_every_other_drawn_plan_gives_it_too(pool: Pool, place: int) -> None:
+    reproduce.check(pool, drawn.rest()[place])
+
+
+@pytest.mark.slow
+def test_the_fixed_plans_are_those_of_all_that_meet_the_most_choices() -> None:
+    assert drawn.fixed() == FIXED, "write them anew: python -m tests.parallel.drawn"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -21,6 +22,7 @@ from meshwright.spec.routing import Routing
 from meshwright.spec.synchronize import GradientSync
 from tests.parallel import drawing, draws, offload_cases, relocate_cases
 from tests.parallel.cover import covering, covering_pairs
+from tests.parallel.drawn import FIXED
 from tests.parallel.draws import Draw
 from tests.parallel.move_cases import runner
 from tests.parallel.relocate_cases import PROGRESS, Processes, Seen
@@ -77,9 +79,14 @@ def pairs(draws_: list[Draw], *, seed: int) -> list[Pair]:
     return sorted(found, key=lambda pair: max(pair[0].ranks, pair[1].ranks))
 
 
-DRAWN = drawing.legal(300, seed=8)
-PAIRS = pairs(sorted(DRAWN, key=lambda draw: draw.layers), seed=8)
-FEW = covering_pairs(PAIRS, count=6)
+FEW = covering_pairs(pairs(sorted(FIXED, key=lambda draw: draw.layers), seed=8), count=6)
+PARTS = 16
+
+
+@cache
+def many() -> list[Pair]:
+    """Pairs of other draws."""
+    return pairs(sorted(drawing.legal(300, seed=8), key=lambda draw: draw.layers), seed=8)
 
 
 def ids(pair: Pair) -> str:
@@ -110,9 +117,10 @@ def test_a_process_that_is_not_in_a_plan_takes_part_where_its_ranks_have_copies_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in FEW], ids=ids)
-def test_more_drawn_plans_give_each_other_their_state(pool: Pool, pair: Pair) -> None:
-    check_pair(pool, pair)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_more_drawn_plans_give_each_other_their_state(pool: Pool, part: int) -> None:
+    for pair in many()[part::PARTS]:
+        check_pair(pool, pair)
 
 
 def check_pair(pool: Pool, pair: Pair) -> None:
@@ -233,7 +241,7 @@ def test_parameters_in_bf16_alone_move_to_the_bit(pool: Pool) -> None:
     check(pool.run(relocate_cases.moved, one, other, EVERY, EVERY, None, ranks=4), alone=False)
 
 
-@pytest.mark.parametrize("draw", sorted(covering(DRAWN, count=6), key=lambda draw: draw.ranks, reverse=True), ids=str)
+@pytest.mark.parametrize("draw", sorted(covering(FIXED, count=6), key=lambda draw: draw.ranks, reverse=True), ids=str)
 def test_what_a_plan_says_of_its_state_is_what_is_laid(pool: Pool, draw: Draw) -> None:
     for found in pool.run(relocate_cases.disagreements, draws.build(draw), ranks=draw.ranks):
         assert found == []

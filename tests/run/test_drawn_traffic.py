@@ -15,9 +15,9 @@ from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.optimizer import Adafactor
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import GradientSync
-from tests.parallel import draws, path_cases
+from tests.parallel import drawn, draws, path_cases
+from tests.parallel.drawn import FIXED
 from tests.parallel.draws import Draw
-from tests.parallel.test_drawn_plans import ALL, FIXED
 from tests.run import dry_cases
 
 RUNS = 20
@@ -25,7 +25,6 @@ KINDS = (PowerSgd(rank=2), AcpSgd(rank=2, start_step=3), TopK(share=0.03), DeMo(
 EIGHT_BITS = (Precision.FP8, Precision.INT8)
 ALONE = ("factored", "shards", "extents")
 FEW = [*FIXED[:7], *(next(filter(lambda draw: getattr(draw, name), FIXED[7:])) for name in ALONE)]
-REST = [ALL[start : start + RUNS] for start in range(0, len(ALL), RUNS)]
 
 
 def check(chosen: Sequence[Draw]) -> None:
@@ -69,12 +68,12 @@ def test_every_byte_of_a_few_drawn_plans_is_predicted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(REST)))
-def test_every_byte_of_every_drawn_plan_is_predicted(place: int) -> None:
-    check(REST[place])
+@pytest.mark.parametrize("start", range(0, drawn.COUNT, RUNS))
+def test_every_byte_of_every_drawn_plan_is_predicted(start: int) -> None:
+    check(drawn.every()[start : start + RUNS])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(len(REST)))
-def test_every_byte_of_every_plan_so_changed_is(place: int) -> None:
-    compare(changed(REST[place]))
+@pytest.mark.parametrize("start", range(0, drawn.COUNT, RUNS))
+def test_every_byte_of_every_plan_so_changed_is(start: int) -> None:
+    compare(changed(drawn.every()[start : start + RUNS]))
