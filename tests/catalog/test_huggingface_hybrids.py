@@ -17,6 +17,7 @@ from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import Attention, FeedForward, Mixture, ModelSpec, Recurrence
 from meshwright.spec.tensors import tensors
+from tests.support.sampled import sampled
 
 PAGES = Path(__file__).parents[2] / "docs"
 VARIANTS = json.loads((Path(__file__).parent / "oracle_variants.json").read_text())
@@ -241,7 +242,7 @@ def test_families_of_other_layers_are_refused_with_the_reason(kind: str) -> None
     assert "did you mean" not in told
 
 
-@pytest.mark.parametrize("kind", HYBRIDS)
+@pytest.mark.parametrize("kind", sampled(HYBRIDS, quick=4))
 def test_every_hybrid_is_planned_and_said_not_to_be_trained_here(kind: str) -> None:
     job = JobSpec(sequence_length=128, batch_tokens=8 * 128)
     decision = search.design(read(small(kind)), catalog.load_cluster("2xH100"), job, top=1)

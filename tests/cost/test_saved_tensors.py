@@ -14,6 +14,7 @@ from meshwright.spec.model import Attention, Layer, visible_keys
 from meshwright.spec.plan import Recompute
 from tests.cost.block_cases import BLOCKS, priced, works
 from tests.cost.saved_tensors import Setting, count_flops, count_step_flops, kept, saved_once
+from tests.support.sampled import sampled
 
 _WHOLE = (Recompute.NONE, Recompute.FULL)
 LAYERS = [name for name, block in BLOCKS.items() if isinstance(block, Layer)]
@@ -48,7 +49,12 @@ def hold(name: str, settings: Iterable[Setting]) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_what_a_block_keeps_is_told_byte_for_byte(name):
-    """In every precision, of sequences that processors attend in fp32 and of longer ones, on both devices."""
+    hold(name, (BF16,))
+
+
+@pytest.mark.parametrize("name", [*slow_but(FIRST.__contains__), *(name for name in BLOCKS if name not in LAYERS)])
+def test_so_it_is_in_every_precision_at_every_length_and_on_every_device(name):
+    """Of sequences that processors attend in fp32 and of longer ones, on both devices."""
     hold(name, (*MANY, WIDE))
 
 
@@ -73,7 +79,7 @@ def test_masks_of_documents_on_accelerators(name):
     assert kept(block, setting) == told.kept[0]
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", sampled(BLOCKS, quick=20))
 def test_autograd_holds_what_it_saved_and_nothing_else(name):
     setting = Setting(compute=torch.bfloat16)
     assert kept(BLOCKS[name], setting) == saved_once(BLOCKS[name], setting)

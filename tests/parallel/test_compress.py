@@ -133,7 +133,7 @@ def test_eight_bits_are_those_of_a_cast() -> None:
     ("layout", "precision"),
     sampled(
         [*((layout, Precision.FP8) for layout in LAYOUTS), *((layout, Precision.INT8) for layout in LAYOUTS[:3])],
-        quick=4,
+        quick=2,
     ),
     ids=str,
 )
@@ -142,7 +142,7 @@ def test_sums_over_steps_are_one_rounding_from_exact_ones(pool: Pool, layout: La
     check_sums(pool, layout, precision, owed=3.0)
 
 
-@pytest.mark.parametrize("layout", sampled(HYBRID, quick=2), ids=str)
+@pytest.mark.parametrize("layout", sampled(HYBRID, quick=1), ids=str)
 def test_so_they_are_over_two_axes(pool: Pool, layout: Layout) -> None:
     """Two ranks of two replicas owe, then two replicas, then the owner of a sum."""
     check_sums(pool, layout, Precision.INT8, owed=7.0)

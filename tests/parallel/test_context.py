@@ -106,7 +106,7 @@ def test_a_plan_of_the_search(pool: Pool, entry: Design) -> None:
     check(pool, entry, packed=Documents.TWO)
 
 
-@pytest.mark.parametrize("exchange", TWO_LEVEL, ids=str)
+@pytest.mark.parametrize("exchange", sampled(TWO_LEVEL, quick=4), ids=str)
 def test_trading_heads_inside_and_meeting_outside(pool: Pool, exchange: Exchange) -> None:
     check(
         pool,
@@ -125,7 +125,7 @@ def test_more_hops_than_neighbours(pool: Pool) -> None:
         check(pool, design(model, Layout(context=4, batch=4)))
 
 
-@pytest.mark.parametrize(("kind", "layout"), sampled(COMBINED, quick=5), ids=str)
+@pytest.mark.parametrize(("kind", "layout"), sampled(COMBINED, quick=3), ids=str)
 def test_with_every_other_axis(pool: Pool, kind: str, layout: Layout) -> None:
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
 

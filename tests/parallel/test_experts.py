@@ -88,7 +88,7 @@ ROUTED = [(name, DIVIDED) for name in ROUTINGS] + [
 ROUTED += [("groups", replace(DIVIDED, experts=None)), ("balanced", replace(DIVIDED, experts=None))]
 
 
-@pytest.mark.parametrize("layout", sampled(LAYOUTS, quick=8), ids=str)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, quick=5), ids=str)
 def test_a_grid_of_experts_gives_what_one_device_gives(pool: Pool, layout: Layout) -> None:
     check(pool, design(FULL, layout, z_loss=1e-3), packed=Documents.TWO)
 

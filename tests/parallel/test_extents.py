@@ -204,7 +204,7 @@ def test_so_do_learners_each_over_its_own_ranks(pool: Pool, shard: int, word: st
     ("kind", "files", "words"),
     [
         (SyncKind.STREAMING, False, ("1331", "1..1", "3131", ".11.")),
-        (SyncKind.EAGER, True, ("1331", "1..1", "3333", "")),
+        pytest.param(SyncKind.EAGER, True, ("1331", "1..1", "3333", ""), marks=pytest.mark.slow),
         pytest.param(SyncKind.EAGER, False, ("3333", "", "1331", "1..1"), marks=pytest.mark.slow),
         pytest.param(SyncKind.DILOCO, False, ("1331", "1..1", "3131", ".11."), marks=pytest.mark.slow),
         (SyncKind.CO2, False, ("1331", "1..1", "3131", ".11.")),

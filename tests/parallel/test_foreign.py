@@ -72,7 +72,7 @@ def ranks(degrees: dict[str, Any]) -> int:
     return plan_of_degrees(**degrees).world_size
 
 
-@pytest.mark.parametrize(("kind", "degrees"), sampled(CASES, quick=8), ids=str)
+@pytest.mark.parametrize(("kind", "degrees"), sampled(CASES, quick=5), ids=str)
 def test_a_module_gives_what_it_gives_on_one_device(pool: Pool, kind: str, degrees: dict[str, Any]) -> None:
     expected = reference(kind)
     for found in pool.run(foreign_cases.one_rank, kind, degrees, ranks=ranks(degrees)):

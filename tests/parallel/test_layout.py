@@ -21,6 +21,7 @@ from tests.parallel.parity_cases import SEED
 from tests.support import models
 from tests.support.designs import Layout, design
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 TINY = models.model()
 CUBE = Layout(pipeline=2, shard=2, tensor=2, sharding=Sharding.PARAMETERS, sequence_parallel=True, batch=8)
@@ -47,7 +48,7 @@ def test_an_evaluation_between_steps_changes_nothing(pool: Pool, sharding: Shard
         assert plain[2] < plain[0]
 
 
-@pytest.mark.parametrize("sharding", [Sharding.NONE, *SHARDINGS])
+@pytest.mark.parametrize("sharding", sampled([Sharding.NONE, *SHARDINGS], quick=2))
 def test_bf16_stays_near_full_precision_in_every_sharding(pool: Pool, sharding: Sharding) -> None:
     degrees = {"replicate": 2} if sharding is Sharding.NONE else {"shard": 2}
     layout = Layout(sharding=sharding, batch=4, **degrees)

@@ -19,8 +19,11 @@ SHARDED = Layout(replicate=2, shard=2, sharding=Sharding.PARAMETERS, batch=8)
 @pytest.mark.parametrize(
     ("layout", "kind"),
     [
-        *((LAYOUTS["replicas"], kind) for kind in (SyncKind.DILOCO, SyncKind.EAGER, SyncKind.STREAMING)),
-        *(pytest.param(LAYOUTS["replicas"], kind, marks=pytest.mark.slow) for kind in (SyncKind.LOCAL, SyncKind.CO2)),
+        *((LAYOUTS["replicas"], kind) for kind in (SyncKind.DILOCO, SyncKind.EAGER)),
+        *(
+            pytest.param(LAYOUTS["replicas"], kind, marks=pytest.mark.slow)
+            for kind in (SyncKind.LOCAL, SyncKind.CO2, SyncKind.STREAMING)
+        ),
         (SHARDED, SyncKind.STREAMING),
         pytest.param(LAYOUTS["pipeline"], SyncKind.EAGER, marks=pytest.mark.slow),
         pytest.param(LAYOUTS["tensor"], SyncKind.DILOCO, marks=pytest.mark.slow),

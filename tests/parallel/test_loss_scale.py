@@ -16,6 +16,7 @@ from tests.parallel import layout_cases, loss_scale_cases
 from tests.support import models
 from tests.support.designs import Layout, design
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 TINY, MODELS = models.model(), models.all_models()
 BALANCED = models.routed(MODELS["mixture_full"], models.ROUTINGS["balanced"])
@@ -44,7 +45,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, quick=5))
 def test_gradients_do_not_depend_on_the_scale_where_nothing_is_lost(pool: Pool, name: str) -> None:
     entry = CASES[name]
     plain = pool.run(loss_scale_cases.gradients, entry, (1.0, 1.0, 1.0), True, ranks=2)

@@ -104,7 +104,7 @@ def check(pool: Pool, kind: str, name: str, layout: Layout) -> None:
     assert seen == set(wanted)
 
 
-@pytest.mark.parametrize(("kind", "name", "layout"), sampled(LIGHT, quick=14), ids=str)
+@pytest.mark.parametrize(("kind", "name", "layout"), sampled(LIGHT, quick=8), ids=str)
 def test_an_optimizer_steps_as_on_one_device(pool: Pool, kind: str, name: str, layout: Layout) -> None:
     check(pool, kind, name, layout)
 

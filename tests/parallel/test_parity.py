@@ -90,7 +90,7 @@ def test_the_cases_meet_every_pair_of_choices_of_the_search() -> None:
         assert possible == set().union(*(pairs(entry.plan) for entry in CASES if entry.plan.world_size == ranks))
 
 
-@pytest.mark.parametrize("entry", sampled(CASES, quick=31), ids=name)
+@pytest.mark.parametrize("entry", sampled(CASES, quick=15), ids=name)
 def test_a_plan_of_the_search_gives_what_one_device_gives(pool: Pool, entry: Design) -> None:
     check(pool, entry, packed=Documents.TWO)
 
@@ -103,7 +103,7 @@ def test_every_other_plan_of_the_search_gives_it_too(pool: Pool, ranks: int, par
         check(pool, entry)
 
 
-@pytest.mark.parametrize(("kind", "layout"), sampled(TURNS, quick=9), ids=str)
+@pytest.mark.parametrize(("kind", "layout"), sampled(TURNS, quick=6), ids=str)
 def test_kinds_of_blocks_give_what_one_device_gives(pool: Pool, kind: str, layout: Layout) -> None:
     check(pool, design(models.all_models()[kind], layout, z_loss=1e-3), packed=Documents.TWO)
 

@@ -17,6 +17,7 @@ from tests.parallel import reduction_cases
 from tests.support import models
 from tests.support.designs import Layout, design, with_speed
 from tests.support.pool import Pool
+from tests.support.sampled import sampled
 
 TINY = models.model(layers=2)
 LAYOUTS = (
@@ -95,7 +96,7 @@ def test_what_is_kept_is_what_the_cost_model_counts(
     assert pool.run(reduction_cases.bytes_kept, compressed(layout, kind), ranks=4) == [told] * 4
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, quick=2), ids=str)
 def test_full_factors_and_shares_train_as_whole_gradients_do(pool: Pool, layout: Layout) -> None:
     wanted = pool.run(reduction_cases.trained, design(TINY, layout), 3, ranks=layout.ranks)
     late = replace(KINDS[0], start_step=4)

@@ -18,6 +18,7 @@ from meshwright.parallel.tensor import divided_dim
 from meshwright.spec.errors import ConfigError
 from tests.parallel.foreign_models import HEADS, VOCAB, WIDTH, Gpt2, case
 from tests.support import models
+from tests.support.sampled import sampled
 
 LLAMA = {
     "embed_tokens.weight": "vocabulary",
@@ -102,7 +103,7 @@ BY_HAND_ALONE = {"full_norm", "sinks", "mixture", "mixture_full", "mixture_plain
 }
 
 
-@pytest.mark.parametrize("kind", sorted(models.all_models().keys() - BY_HAND_ALONE))
+@pytest.mark.parametrize("kind", sampled(sorted(models.all_models().keys() - BY_HAND_ALONE), quick=8))
 def test_our_own_decoder_is_divided_as_its_table_says(kind: str) -> None:
     model = models.all_models()[kind]
     with torch.device("meta"):

@@ -18,6 +18,7 @@ from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.job import Constraints, JobSpec, Objective
 from tests.search import search_samples as samples
+from tests.support.sampled import sampled
 
 MODEL = samples.model(layers=4)
 BOX = samples.cluster(samples.nodes(devices_per_node=4))
@@ -32,7 +33,7 @@ def asked(objective: Objective, *, slowdown: float = 2.0) -> JobSpec:
 
 
 @pytest.mark.parametrize("cluster", [BOX, pytest.param(UNLIKE, marks=pytest.mark.slow)], ids=["alike", "unlike"])
-@pytest.mark.parametrize("objective", HELD)
+@pytest.mark.parametrize("objective", sampled(HELD, quick=1))
 def test_the_best_is_the_least_of_those_that_are_fast_enough(objective: Objective, cluster: ClusterSpec) -> None:
     fastest = best(MODEL, cluster, asked(Objective.TIME))
     least = expected_seconds(fastest.design, fastest.report)
@@ -48,7 +49,7 @@ def test_the_best_is_the_least_of_those_that_are_fast_enough(objective: Objectiv
 
 
 @pytest.mark.parametrize("cluster", [BOX, pytest.param(UNLIKE, marks=pytest.mark.slow)], ids=["alike", "unlike"])
-@pytest.mark.parametrize("objective", HELD)
+@pytest.mark.parametrize("objective", sampled(HELD, quick=1))
 def test_what_is_left_out_early_is_slower_than_is_asked(objective: Objective, cluster: ClusterSpec) -> None:
     job = asked(objective)
     space, question = legal_space(MODEL, cluster, job), {"model": MODEL, "cluster": cluster, "job": job}
@@ -66,6 +67,7 @@ def test_what_is_left_out_early_is_slower_than_is_asked(objective: Objective, cl
         assert early.priced < whole.priced
 
 
+@pytest.mark.slow
 def test_why_says_what_the_fastest_takes_and_what_more_time_would_save() -> None:
     decision = search.design(MODEL, UNLIKE, asked(Objective.MEMORY, slowdown=1.2))
     (fastest,) = (line for line in decision.why if line.startswith("the fastest plan takes"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from meshwright.spec.cluster import DeviceSpec, Precision
 from meshwright.spec.job import Automatic, Constraints, JobSpec, Objective, Order
 from tests.search import search_samples as samples
 from tests.search.test_decide import BOXES, LARGE
+from tests.support.sampled import sampled
 
 
 def job(**changes: Any) -> JobSpec:
@@ -59,8 +61,11 @@ OLD, NEW = (
     "objective",
     [Objective.TIME, *(pytest.param(each, marks=pytest.mark.slow) for each in (Objective.MEMORY, Objective.COST))],
 )
-@pytest.mark.parametrize("order", list(Order))
-@pytest.mark.parametrize("kinds", [(OLD, NEW), (NEW, OLD)], ids=["old first", "new first"])
+@pytest.mark.parametrize(
+    ("order", "kinds"),
+    sampled(product(Order, [(OLD, NEW), (NEW, OLD)]), quick=1),
+    ids=lambda value: getattr(value, "value", None),
+)
 def test_a_precision_follows_the_devices_that_a_plan_uses(
     kinds: tuple[DeviceSpec, ...], order: Order, objective: Objective
 ) -> None:

@@ -38,7 +38,7 @@ def test_a_scale_falls_with_each_overflow_and_rises_after_many_steps() -> None:
     assert again == LossScale()
 
 
-@pytest.mark.parametrize("layout", [SHARDED, STAGES], ids=str)
+@pytest.mark.parametrize("layout", [SHARDED, pytest.param(STAGES, marks=pytest.mark.slow)], ids=str)
 def test_a_batch_that_overflows_goes_again(pool: Pool, layout: Layout, tmp_path: Path) -> None:
     design = runs.design(tmp_path, layout, steps=3)
     found = pool.run(loss_scale_cases.trained, design, str(tmp_path / "a"), 24, ranks=2)

@@ -52,7 +52,7 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
         numpy.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("layout", [SHARDED, PIPELINED], ids=str)
+@pytest.mark.parametrize("layout", [pytest.param(SHARDED, marks=pytest.mark.slow), PIPELINED], ids=str)
 def test_a_skipped_batch_might_not_have_been_there(pool: Pool, layout: Layout, tmp_path: Path) -> None:
     design = of(tmp_path, layout, NonFinite.SKIP)
     design = biased(design) if layout is SHARDED else design
