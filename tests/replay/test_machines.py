@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from meshwright.cost.uncertainty import by_analogy
 from meshwright.replay.express import express
 from meshwright.replay.machines import machines_of
 from meshwright.replay.names import known_device, named_devices
@@ -54,6 +55,18 @@ def test_a_device_is_known_whatever_is_written_around_it(name: str, known: str) 
 def test_printed_memory_chooses_the_device_of_that_memory() -> None:
     found = express(row(gpu="A100", gpu_mem_gb="40")).design.cluster.groups[0].device
     assert (found.name, found.memory_bandwidth) == ("A100-40GB", 1555e9)
+
+
+def test_a_memory_with_which_no_such_device_is_sold_is_another_device_by_analogy() -> None:
+    """Leonardo's A100 of 64 GB and MareNostrum's H100 of 64 GB have rates of their own, which no sheet tells."""
+    told = express(row(gpu="H100-64GB-SXM", gpu_mem_gb="64"))
+    device = told.design.cluster.groups[0].device
+    assert (device.name, device.memory_bytes / 2**30) == ("H100", pytest.approx(64.0))
+    assert by_analogy(device)
+    assert "the rates of H100, which has other memory than 64 GB" in told.assumed
+    known = express(row(gpu="H100-80GB-SXM", gpu_mem_gb="80"))
+    assert not by_analogy(known.design.cluster.groups[0].device)
+    assert not [word for word in known.assumed if "other memory" in word]
 
 
 @pytest.mark.parametrize(

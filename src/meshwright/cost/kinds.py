@@ -206,7 +206,7 @@ def price_block(
     exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
     chosen = _chosen(works, passes, seconds, combination, speed=speed, software=software)
     repeated = again(whole, chosen, full=full, selective=selective)
-    copies = carried(held.away + np.zeros(len(table)), group=group)
+    copies = carried(held.away + np.zeros(len(table)), table, group=group)
     waits = partial(waited, copies=copies, contention=links.contention, hides_experts=software.hides_experts)
     return BlockSeconds(
         forward=forward.whole * slow,

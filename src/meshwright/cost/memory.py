@@ -55,16 +55,18 @@ from meshwright.spec.report import MemoryPart
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
     """Bytes of every rank at its peak, shape (rows, ranks): `parts` by MemoryPart on the device, and what it keeps in
-    the `host`'s memory at the most, of which it has `host_room`."""
+    the `host`'s memory at the most, of which it has `host_room`, shape (rows, 1)."""
 
     parts: dict[str, FloatArray]
     host: FloatArray
-    host_room: float
+    host_room: FloatArray
 
-    def on(self, group: NodeGroup, *, valid: BoolArray) -> Peak:
+    def on(self, group: NodeGroup, table: PlanTable, *, valid: BoolArray) -> Peak:
         """The same on the `valid` ranks of `group`, in which `what_memory_counts` is the same."""
         reserved = np.where(valid, group.device.reserved_bytes, 0.0)
-        return replace(self, parts={**self.parts, str(MemoryPart.RESERVED): reserved}, host_room=host_room(group))
+        return replace(
+            self, parts={**self.parts, str(MemoryPart.RESERVED): reserved}, host_room=host_room(table, group)
+        )
 
 
 def memory(
@@ -126,7 +128,7 @@ def memory(
         MemoryPart.BUFFERS: np.where(shape.valid, peak["buffers"] + state.left + beside, 0.0),
         MemoryPart.RESERVED: np.where(shape.valid, device.reserved_bytes, 0.0),
     }
-    return Peak(parts={str(part): held for part, held in parts.items()}, host=host, host_room=host_room(group))
+    return Peak(parts={str(part): held for part, held in parts.items()}, host=host, host_room=host_room(table, group))
 
 
 def what_memory_counts(group: NodeGroup, job: JobSpec) -> tuple[object, ...]:

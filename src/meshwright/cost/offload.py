@@ -44,27 +44,33 @@ class Copies:
     memory: FloatArray
 
 
-def carried(moved: FloatArray, *, group: NodeGroup) -> Copies:
+def carried(moved: FloatArray, table: PlanTable, *, group: NodeGroup) -> Copies:
     """Of `moved` bytes of a block, where there are any; raises ConfigError where the host link is not known."""
     if not moved.any():
         return Copies(**dict.fromkeys(("seconds", "lanes", "memory"), np.zeros(len(moved))))
     link, device = host_link(group), group.device
     return Copies(
-        seconds=np.where(moved > 0.0, link.latency_seconds + moved / host_rate(group), 0.0),
+        seconds=np.where(moved > 0.0, link.latency_seconds + moved / host_rate(beside(table, group), group=group), 0.0),
         lanes=moved / (link.bandwidth * link.efficiency),
         memory=moved / (device.memory_bandwidth * device.memory_fraction),
     )
 
 
-def host_rate(group: NodeGroup) -> float:
-    """Bytes/s each way between a device and its host's memory while all devices of the node copy.
+def beside(table: PlanTable, group: NodeGroup) -> FloatArray:
+    """Devices of a node of `group` that the plan has ranks on, shape (rows,): a plan of fewer ranks than a node has
+    devices leaves the others idle, and their share of the host to its own."""
+    return np.minimum(table.world, group.devices_per_node).astype(np.float64)
+
+
+def host_rate(devices: FloatArray, *, group: NodeGroup) -> FloatArray:
+    """Bytes/s each way between a device and its host's memory while so many `devices` of the node copy.
 
     Devices under one switch share its way up, and all of a node the memory that they read or write (2104.07857,
     section 3: 3 GB/s for each of 16 devices of a DGX-2).
     """
     link = host_link(group)
-    own = link.bandwidth * link.efficiency / link.oversubscription
-    return own if group.host_bandwidth is None else min(own, group.host_bandwidth / group.devices_per_node)
+    own = link.bandwidth * link.efficiency / np.minimum(link.oversubscription, devices)
+    return np.asarray(own if group.host_bandwidth is None else np.minimum(own, group.host_bandwidth / devices))
 
 
 def away_seconds(
@@ -77,15 +83,15 @@ def away_seconds(
     `passed` bytes a parameter of a step at what they reach of the share of the host's memory bandwidth that each device
     of the node has, or at that of the link where it is not known.
     """
-    wire = host_rate(group)
-    share = wire if group.host_bandwidth is None else _STEPPED * group.host_bandwidth / group.devices_per_node
+    devices = beside(table, group)
+    wire = host_rate(devices, group=group)
+    share = wire if group.host_bandwidth is None else _STEPPED * group.host_bandwidth / devices
     each = np.where(
         keeps_parameters_away(table),
         table.microbatches * (_GATHERS + 1.0) * sizes.master,
         sizes.reduced + sizes.compute,
     )
-    moved = each[:, None] / wire
-    return owned * (moved + passed / share)
+    return np.asarray(owned * (each / wire + passed / share)[:, None])
 
 
 def optimizes_away(table: PlanTable) -> BoolArray:
@@ -111,6 +117,7 @@ def host_link(group: NodeGroup) -> Link:
     return group.host
 
 
-def host_room(group: NodeGroup) -> float:
-    """A device's share of its host's memory in bytes; a host whose memory is not known has no end."""
-    return np.inf if group.host_bytes is None else group.host_bytes / group.devices_per_node
+def host_room(table: PlanTable, group: NodeGroup) -> FloatArray:
+    """A device's share of its host's memory in bytes, shape (rows, 1); a host whose memory is not known has no end."""
+    devices = beside(table, group)[:, None]
+    return np.full_like(devices, np.inf) if group.host_bytes is None else group.host_bytes / devices

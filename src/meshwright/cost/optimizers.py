@@ -84,9 +84,15 @@ def least_seconds(owned: FloatArray, *, spec: Optimizer, device: DeviceSpec) -> 
 
 def host_bytes(spec: Optimizer, software: Software) -> float:
     """Bytes of a parameter that a step of a host reads and writes in fp32, of the rule of most: 28 by AdamW, and what
-    the software passes beside it."""
-    most = max(_passes(rule, 4.0, processor=True) for rule in _rules(spec))
-    return float(most) + software.host_bytes
+    the software passes beside it. Where one kernel steps it in whatever it is kept, as much as in full precision."""
+    most = max(_host_passes(rule, software) for rule in _rules(spec))
+    return most + software.host_bytes
+
+
+def _host_passes(rule: Optimizer, software: Software) -> float:
+    if software.steps_narrow and isinstance(rule, OptimizerSpec):
+        return ADAMW_BYTES
+    return float(_passes(rule, 4.0, processor=True))
 
 
 def mean_moments(model: ModelSpec, spec: Optimizer) -> float:

@@ -33,7 +33,7 @@ def peaks(
     for entry in machines:
         counted = what_memory_counts(entry.group, job)
         same = (
-            peak.on(entry.group, valid=shape.valid)
+            peak.on(entry.group, table, valid=shape.valid)
             for other, peak in zip(machines, found, strict=False)
             if what_memory_counts(other.group, job) == counted and hold_alike(other.blocks, entry.blocks)
         )

@@ -61,7 +61,7 @@ def machines_of(run: Run, *, assumed: list[str]) -> Machines | str:
     if len(kinds) > 1:
         assumed.append("stages lie on the machines in the order in which they are named, with equal batches")
     apart = islands(run.text("inter_link"))
-    groups = [_group(kind, index=index, alone=len(kinds) == 1) for index, kind in enumerate(kinds)]
+    groups = [_group(kind, index=index, alone=len(kinds) == 1, assumed=assumed) for index, kind in enumerate(kinds)]
     groups = [_in_segments(_in_slices(run, group), assumed=assumed) for group in groups]
     if len(groups) == 1 and len(apart.each) > 1:
         groups = _divided(groups[0], parts=len(apart.each))
@@ -140,7 +140,7 @@ def _entry(values: tuple[float, ...], index: int) -> float | None:
     return values[index] if index < len(values) else values[-1]
 
 
-def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
+def _group(kind: _Kind, *, index: int, alone: bool, assumed: list[str]) -> NodeGroup:
     """The nodes of `kind`; beside other kinds they are full, as many devices in each as divide the count."""
     name = "" if alone else f"{index}-{kind.device.name.lower()}"
     usual = group_of(kind.device.name, nodes_count=1, per_node=kind.per_node, name=name)
@@ -148,7 +148,7 @@ def _group(kind: _Kind, *, index: int, alone: bool) -> NodeGroup:
     if kind.count % room and not alone:
         room = max(size for size in range(1, room + 1) if kind.count % size == 0)
         usual = group_of(kind.device.name, nodes_count=1, per_node=room, name=name)
-    return replace(usual, num_nodes=-(-kind.count // room), device=_memory(kind))
+    return replace(usual, num_nodes=-(-kind.count // room), device=_memory(kind, assumed=assumed))
 
 
 def slices_said(run: Run) -> int:
@@ -178,13 +178,18 @@ def _in_segments(group: NodeGroup, *, assumed: list[str]) -> NodeGroup:
     return found
 
 
-def _memory(kind: _Kind) -> DeviceSpec:
-    """The device with the printed memory where that is plainly another size, of one device and not of its board."""
+def _memory(kind: _Kind, *, assumed: list[str]) -> DeviceSpec:
+    """The device with the printed memory where that is plainly another size, of one device and not of its board.
+
+    One that is sold with no such memory is another device, of which the rates of this one are taken by analogy.
+    """
     printed, device = kind.memory_gb, kind.device
     share = printed * 2**30 / device.memory_bytes if printed else 1.0
     if abs(share - 1.0) < _MEMORY_DIFFERS or share > 1.9:
         return device
-    return replace(device, memory_bytes=share * device.memory_bytes)
+    assumed.append(f"the rates of {device.name}, which has other memory than {printed:g} GB")
+    matrix = f"by analogy with {device.name}: memory of another size"
+    return replace(device, memory_bytes=share * device.memory_bytes, sources={**device.sources, "matrix": matrix})
 
 
 def _divided(group: NodeGroup, *, parts: int) -> list[NodeGroup]:

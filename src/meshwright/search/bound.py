@@ -331,7 +331,7 @@ class Bounds:
                 software=software_of(self._job, self._cluster),
                 least=True,
             )
-            peak = known[counted].on(group, valid=shape.valid)
+            peak = known[counted].on(group, table, valid=shape.valid)
             held = np.sum(list(peak.parts.values()), axis=0).max(axis=1)
             found.append(np.where((peak.host > peak.host_room).any(axis=1), np.inf, held))
         return np.asarray(np.min(found, axis=0))
