@@ -24,6 +24,7 @@ from meshwright.search.product import Rejection
 from meshwright.search.quorum import Called, with_quorum
 from meshwright.search.refine import Entry, distinct, entry_order, entry_value
 from meshwright.search.rules import Scope
+from meshwright.search.simple import simplest_first, why_simplest
 from meshwright.search.skip import Skipped, skip
 from meshwright.search.slowdown import advise_slowdown, is_held_to_time, slowest_seconds
 from meshwright.search.space import Boundaries, Space, enumerate_plans
@@ -74,8 +75,9 @@ def design(
         raise ConfigError(Problem(what=what, where="synthesize", fix="leave it out, or the trainer"))
     tried = _tried(model, cluster, job, top=top, trainable=trainable, trainer=trainer)
     kept = _worthwhile(tried.fitting, job.objective)
-    best = min(kept, key=lambda entry: entry_order(entry.refined[0], job.objective))
-    refined = found = _placed(kept, cluster, job.objective)
+    laid = [(each, entry) for each in kept for entry in each.placed(each.refined, cluster)]
+    refined = found = _ordered([entry for _, entry in laid], job.objective)
+    best = next(each for each, entry in laid if entry is found[0])
     tailored = [tailor(refined[0], job.objective)] if synthesize else []
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
@@ -90,6 +92,7 @@ def design(
         rejected=best.rejected,
         why=(
             *reasons,
+            *why_simplest(found, job.objective),
             *_why_placed(best, tried.fitting[0]),
             *advise_slowdown(refined[0], tried.fastest, best=partial(_searched, trainer=trainer)),
             *counsel(refined, job, trainer=trainer, best=_searched),
@@ -129,7 +132,8 @@ def best(
     below = np.inf if made_better else BESIDE * below
     asked = partial(_tried, model, cluster, job, top=1, trainer=trainer, explained=explained, within=within)
     tried = asked(alone=not made_better, below=below)
-    refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
+    kept = _worthwhile(tried.fitting, job.objective)
+    refined = _ordered([entry for each in kept for entry in each.placed(each.refined, cluster)], job.objective)
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
     return Best(design=made, report=report)
@@ -308,10 +312,9 @@ def _limit(first: _Arranged, objective: Objective) -> float:
     return entry_value(first.refined[0], objective) * (1.0 - WORTH)
 
 
-def _placed(kept: Sequence[_Arranged], cluster: ClusterSpec, objective: Objective) -> list[Entry]:
-    """The plans laid out again of all arrangements, on the devices of `cluster` as it is listed, best first."""
-    found = (entry for each in kept for entry in each.placed(each.refined, cluster))
-    return distinct(sorted(found, key=lambda entry: entry_order(entry, objective)))
+def _ordered(entries: Sequence[Entry], objective: Objective) -> list[Entry]:
+    """Plans of any order of machines, best first and of those as good the simplest."""
+    return simplest_first(distinct(sorted(entries, key=lambda entry: entry_order(entry, objective))), objective)
 
 
 def _why_placed(best: _Arranged, listed: _Arranged) -> tuple[str, ...]:
