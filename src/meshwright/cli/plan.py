@@ -76,7 +76,13 @@ def plan(
     )
     with told_while(f"plans of {question.model.name} on {question.cluster.name} searched"):
         found = search.design(
-            question.model, question.cluster, question.job, top=top, trainer=question.trainer, synthesize=synthesize
+            question.model,
+            question.cluster,
+            question.job,
+            top=top,
+            trainer=question.trainer,
+            synthesize=synthesize,
+            explained=as_json or bool(written) or not wanted.anything,  # else nobody reads why
         )
     decision = replace(found, asked=origins.asked, defaults=origins.defaults)
     _keep(decision, out=out, html=html)

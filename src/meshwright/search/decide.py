@@ -60,13 +60,15 @@ def design(
     trainable: bool = False,
     trainer: Trainer | None = None,
     synthesize: bool = False,
+    explained: bool = True,
 ) -> Decision:
     """The best plan for `job.objective` among all legal ones that fit, with the `top` best in order.
 
     Plans are priced in the order of what they can reach at best until no other can be better; the best are laid out
     again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train,
     `trainer` what another one has no words for. `synthesize` has a schedule made to measure for the best plan, which
-    takes its place where that pays. Raises ConfigError when the job or its constraints are wrong,
+    takes its place where that pays. Why other plans are not chosen is only looked for where it is to be `explained`,
+    which takes about as long as the search itself. Raises ConfigError when the job or its constraints are wrong,
     NoPlanFits with the closest miss when no legal plan fits or none is legal.
     """
     started = time.perf_counter()
@@ -82,23 +84,15 @@ def design(
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     refined = [*(each.entry for each in left_out if each.entry is not None), *refined]
-    (chosen, report), sides = refined[0], tried.beside(best)
-    alternatives = partial(best_alternatives, sides=sides, cluster=cluster)
-    reasons = why(found, best.found, best=alternatives)
+    chosen, report = refined[0]
+    asked = partial(_reasons, tried, best, cluster=cluster, job=job, trainer=trainer)
+    reasons = asked(found, refined) if explained else ()
     return Decision(
         design=chosen,
         report=report,
         ranked=tuple(candidate(entry, figures) for entry, figures in refined[:top]),
         rejected=best.rejected,
-        why=(
-            *reasons,
-            *why_simplest(found, job.objective),
-            *_why_placed(best, tried.fitting[0]),
-            *advise_slowdown(refined[0], tried.fastest, best=partial(_searched, trainer=trainer)),
-            *counsel(refined, job, trainer=trainer, best=_searched),
-            *(each.words for each in tailored),
-            *(each.words for each in left_out),
-        ),
+        why=(*reasons, *(each.words for each in tailored), *(each.words for each in left_out)),
         front=joint([each.placed(front(each.found), cluster) for each in kept]),
         considered=sum(side.found.space.count for side in tried.sides),
         priced=sum(side.found.priced for side in tried.sides),
@@ -109,6 +103,27 @@ def design(
         settled=all(each.settled for each in kept),
         ordered_by=ordered_by(made for made, _ in refined[:top]),
         trainer=None if trainer is None else trainer.name,
+    )
+
+
+def _reasons(
+    tried: _Tried,
+    best: _Arranged,
+    found: Sequence[Entry],
+    refined: Sequence[Entry],
+    *,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    trainer: Trainer | None,
+) -> tuple[str, ...]:
+    """Why the first of `found`, which is of `best`, is chosen, and what the job did not ask for that would change the
+    first of `refined`."""
+    return (
+        *why(found, best.found, best=partial(best_alternatives, sides=tried.beside(best), cluster=cluster)),
+        *why_simplest(found, job.objective),
+        *_why_placed(best, tried.fitting[0]),
+        *advise_slowdown(refined[0], tried.fastest, best=partial(_searched, trainer=trainer)),
+        *counsel(refined, job, trainer=trainer, best=_searched),
     )
 
 

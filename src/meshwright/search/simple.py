@@ -22,8 +22,9 @@ def simplest_first(entries: Sequence[Entry], objective: Objective) -> list[Entry
 
     As good is what is within TIE of the first of what the objective minimises, so that which plans are is not a matter
     of the order in which they are compared. Of those on fewer devices, then with fewer `mechanisms`, then with fewer
-    stages on a rank, fewer slices and shallower shards; of those that are alike in that the better one. Where cost is least only
-    plans on as many devices are as good, whose time is the same too; where memory is, the faster of equals is first.
+    stages on a rank, fewer slices and shallower shards; of those that are alike in that the better one. Where cost is
+    least only plans on as many devices are as good, whose time is the same too; where memory is, the faster of equals
+    is first.
     """
     alike = [entry for entry in entries if _as_good(entry, entries[0], objective)]
     if objective is Objective.MEMORY or len(alike) < 2:
