@@ -169,6 +169,7 @@ def test_shorthand(name: str, num_nodes: int, per_node: int, nics: int, device: 
         ("selene:", "no cluster is called 'selene:' (no number is after the colon); write selene, or selene:8"),
         ("local:x", "('x' is not a number of devices); write local, or local:8"),
         ("", "cluster: names nothing; write COUNTxDEVICE"),
+        ("gaudi2", 'describe it in a cluster file (like = "A100-80GB", and what differs), as docs/cluster.md'),
         ("a\0b", "no cluster is called"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,17 @@ def test_progress_says_what_is_counted_of_how_many_and_what_comes_now(monkeypatc
         "1 of 7 limits lifted, each time designing the job again; now: with twice the bandwidth between nodes" in lines
     )
     assert "1 of 2 points of the sweep designed; now: 2" in lines
+
+
+def test_long_work_is_told_while_it_goes_on_unless_quiet_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("meshwright.cli.waiting.SECONDS_BETWEEN_LINES", 0.01)
+    asked = ["plan", "-m", "tiny", "-c", "2xH100", "--top", "1", "--why", "tp=2", "--set", "batch_tokens=24Ki"]
+    asked += [word for entry in NARROW for word in ("--set", entry)]
+    assert main(asked) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"plans of tiny on 2xH100 searched: \d+ s so far", told)
+    assert re.search(r"plans with tensor 2 searched: \d+ s so far", told)
+    assert main([*asked, "--quiet"]) == 0
+    assert "so far" not in capsys.readouterr().err

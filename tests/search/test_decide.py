@@ -67,15 +67,17 @@ def test_no_plan_that_fits_is_better_than_the_best(objective: Objective) -> None
         Objective.MEMORY: costs.memory_bytes,
     }[objective]
     best = value(decision.design.plan, decision.report)
+    as_good = 1.0 + (1e-9 if objective is Objective.MEMORY else TIE)
     assert decision.settled
-    assert best <= float(everyone[costs.fits].min()) * (1 + 1e-9)
+    assert best <= float(everyone[costs.fits].min()) * as_good
     near = np.flatnonzero(costs.fits & (everyone < 1.05 * best))
     assert len(near) > 1
     refined = refine(table, [int(row) for row in near], model=model, cluster=cluster, job=job)
-    assert best <= min(value(entry.plan, report) for entry, report in refined) * (1 + 1e-9)
+    assert best <= min(value(entry.plan, report) for entry, report in refined) * as_good
     plans = [entry.plan for entry in decision.ranked]
     ours = [value(plan, cost.predict(replace(decision.design, plan=plan))) for plan in plans]
-    assert ours == sorted(ours)
+    behind = [each for each in ours if each > min(ours) * as_good]
+    assert ours[len(ours) - len(behind) :] == behind == sorted(behind)
 
 
 def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from meshwright.search.constraints import COLUMNS, columns_of
 from meshwright.search.settings import differing, read_settings
 from meshwright.search.why_not import Verdict
 from meshwright.spec.errors import ConfigError
-from meshwright.spec.job import SHORT_NAMES, Constraints, Objective
+from meshwright.spec.job import OTHER_NAMES, Constraints, Objective
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.report import LineName
 from meshwright.spec.units import format_percent
@@ -44,18 +44,20 @@ def ask(text: str, asked: Question | None = None) -> search.WhyNot:
     return why_not(asked, decide(asked), read_settings(text))
 
 
-def test_short_names_are_the_columns() -> None:
+def test_short_names_and_those_that_people_use_are_the_columns() -> None:
     assert read_settings("tp=4, PP=2,mbs=1") == {"tensor": 4, "pipeline": 2, "microbatch": 1}
     assert read_settings("zero=3,sp=true,recompute=full") == {
         "zero": "zero3",
         "sequence_parallel": "on",
         "recompute": "full",
     }
+    assert read_settings("sharding=zero1,checkpointing=none") == {"zero": "zero1", "recompute": "none"}
+    assert read_settings({"zero_stage": 2}) == {"zero": "zero2"}
     assert read_settings({"tensor": 4}) == {"tensor": 4}
     assert read_settings(",".join(f"{column}=1" for column in ("tensor", "data"))) == {"tensor": 1, "data": 1}
-    assert set(SHORT_NAMES.values()) <= set(COLUMNS)
-    for short, column in SHORT_NAMES.items():
-        if column not in ("sequence_parallel", "recompute"):
+    assert set(OTHER_NAMES.values()) <= set(COLUMNS)
+    for short, column in OTHER_NAMES.items():
+        if column not in ("sequence_parallel", "recompute", "zero"):
             assert read_settings(f"{short}=2") == {column: 2}
 
 

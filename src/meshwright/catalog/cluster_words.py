@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from meshwright.catalog.devices import find_device
-from meshwright.catalog.named_devices import nearest_devices
+from meshwright.catalog.named_devices import OWN_DEVICE, nearest_devices
 from meshwright.catalog.names import suggest
 from meshwright.spec.errors import Problem
 
@@ -37,7 +37,8 @@ def unknown_cluster(text: str, *, presets: Iterable[str]) -> Problem:
         why = f"{size!r} is not a number of devices" if size else "no number is after the colon"
         return Problem(where="cluster", what=what, why=why, fix=f"write {base}, or {base}:8")
     near = suggest(base, known, see="")
-    return Problem(where="cluster", what=what, fix=FORMS if near == "see " else f"{near} {FORMS}")
+    own = f"{FORMS}; a device of which there is no preset: {OWN_DEVICE}"
+    return Problem(where="cluster", what=what, fix=own if near == "see " else f"{near} {own}")
 
 
 def _of_form(text: str) -> Problem | None:

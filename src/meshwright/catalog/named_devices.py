@@ -17,7 +17,10 @@ _MARK, _FILE = "device", "the cluster file"
 _LIKE = "like"
 # What is of one device alone: its name, what it costs and draws, how many units it has, rates that were measured on it.
 _ITS_OWN = ("name", "price_per_hour", "watts", "tiles", "attention_rates", "optimizer_bandwidth", "sources")
-OWN_DEVICE = "describe it in a cluster file, as docs/cluster.md does under A device of your own"
+OWN_DEVICE = (
+    'describe it in a cluster file (like = "A100-80GB", and what differs), as docs/cluster.md does under A device of '
+    "your own"
+)
 
 
 def spelt_out(values: Mapping[str, Any]) -> Mapping[str, Any]:

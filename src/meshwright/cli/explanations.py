@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from meshwright.spec.errors import Gathering
 
 Answers = Mapping[str, Any]
+_TRIED = "searches for plans near these settings done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +47,20 @@ def answers(asked: Asked, question: Question, decision: Decision) -> Answers:
     """The answers by name, in the order in which they are shown; long ones tell their progress."""
     from meshwright import search
     from meshwright.cli.output import note
+    from meshwright.cli.waiting import told_while
     from meshwright.report.terminal_validation import Progress
     from meshwright.report.waterfall import waterfall
-    from meshwright.search.settings import read_settings
+    from meshwright.search.settings import read_settings, words
 
     def progress(noun: str) -> Progress:
         return Progress(note, noun=noun)
 
     found: dict[str, Any] = {"waterfall": waterfall(decision.report)}
     if asked.why:
-        sets = [read_settings(text) for text in asked.why]
-        found["why_not"] = [
-            search.why_not(question, decision, settings, progress=progress("settings tried at other values"))
-            for settings in sets
-        ]
+        found["why_not"] = []
+        for settings in [read_settings(text) for text in asked.why]:
+            with told_while(f"plans with {words(settings)} searched"):
+                found["why_not"].append(search.why_not(question, decision, settings, progress=progress(_TRIED)))
     if asked.headroom:
         found["headroom"] = search.headroom(
             question, decision, progress=progress("limits lifted, each time designing the job again")

@@ -66,6 +66,7 @@ def plan(
     from meshwright import search
     from meshwright.cli import explanations
     from meshwright.cli.output import check_writable, console, print_json
+    from meshwright.cli.waiting import told_while
 
     written = (*((out, search.decision_path(out)) if out else ()), *((html,) if html else ()))
     check_writable(*written)
@@ -73,9 +74,16 @@ def plan(
     question, origins = _question(
         model, cluster, str(job) if job else None, sets=sets or (), trainer=trainer, wanted=wanted
     )
-    found = search.design(
-        question.model, question.cluster, question.job, top=top, trainer=question.trainer, synthesize=synthesize
-    )
+    with told_while(f"plans of {question.model.name} on {question.cluster.name} searched"):
+        found = search.design(
+            question.model,
+            question.cluster,
+            question.job,
+            top=top,
+            trainer=question.trainer,
+            synthesize=synthesize,
+            explained=as_json or bool(written) or not wanted.anything,  # else nobody reads why
+        )
     decision = replace(found, asked=origins.asked, defaults=origins.defaults)
     _keep(decision, out=out, html=html)
     told = explanations.answers(wanted, question, decision) if wanted.anything else None

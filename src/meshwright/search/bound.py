@@ -28,6 +28,7 @@ from meshwright.cost.table import SCHEDULES
 from meshwright.cost.tied import tied_seconds
 from meshwright.cost.transfers import between_ranks, times_crossed
 from meshwright.search.least import BlockLeast, Least
+from meshwright.search.rooms import scarcity
 from meshwright.search.round_trips import round_trips
 from meshwright.search.space import Space
 from meshwright.search.spread import Spread
@@ -295,11 +296,12 @@ class Bounds:
             found.append(here[:, 0])
         return np.asarray(np.min(found, axis=0))
 
-    def bytes(self, table: PlanTable, *, frames: Ids, ranks: int = 3) -> Floats:
+    def bytes(self, table: PlanTable, *, frames: Ids, ranks: int = 3, scarce: bool = False) -> Floats:
         """Of every plan of `table`, each of the frame in `frames`, shape (rows,): what so many of its ranks hold.
 
         They are the first of those with most parameters in layers, the first rank and the last. Infinite where their
-        host has no room for what is offloaded.
+        host has no room for what is offloaded. `scarce` counts what ranks with less room than the largest device hold
+        for as many times as much (`scarcity`).
         """
         table = effective(table)
         blocks, at = self._least.of(table, frames=frames, sharded=table.sharding > 0, cut=table.slices > 1)
@@ -316,6 +318,7 @@ class Bounds:
             valid=np.ones(ends.shape, dtype=np.bool_),
             slices=table.slices.astype(np.float64),
         )
+        times = scarcity(table, shape.rank, cluster=self._cluster) if scarce else 1.0
         found, known = [], dict[object, Peak]()
         for group in self._cluster.groups:
             counted = what_memory_counts(group, self._job)
@@ -332,7 +335,7 @@ class Bounds:
                 least=True,
             )
             peak = known[counted].on(group, table, valid=shape.valid)
-            held = np.sum(list(peak.parts.values()), axis=0).max(axis=1)
+            held = (times * np.sum(list(peak.parts.values()), axis=0)).max(axis=1)
             found.append(np.where((peak.host > peak.host_room).any(axis=1), np.inf, held))
         return np.asarray(np.min(found, axis=0))
 

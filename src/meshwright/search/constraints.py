@@ -11,7 +11,7 @@ from meshwright.spec.cluster import Precision
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.exchange import ExchangeKind, TokenLayout
-from meshwright.spec.job import SHORT_NAMES, Constraints, Devices, Order
+from meshwright.spec.job import OTHER_NAMES, Constraints, Devices, Order
 from meshwright.spec.plan import Design, Offload, Plan, Recompute, ScheduleKind, Sharding
 from meshwright.spec.synchronize import MEETINGS, SyncKind
 
@@ -181,7 +181,7 @@ _TRADES = ("all-to-all", "all_to_all", "alltoall", "a2a", "ulysses")
 
 def _read(name: str, raw: Value, *, where: str, problems: list[Problem]) -> Value | None:
     if name not in COLUMNS:
-        near = nearest(name, (*COLUMNS, *SHORT_NAMES))
+        near = nearest(name, (*COLUMNS, *OTHER_NAMES))
         problems.append(Problem(where=where, what=f"{name!r} is not a column of a plan", fix=near))
         return None
     text = str(raw).strip()

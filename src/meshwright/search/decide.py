@@ -24,6 +24,7 @@ from meshwright.search.product import Rejection
 from meshwright.search.quorum import Called, with_quorum
 from meshwright.search.refine import Entry, distinct, entry_order, entry_value
 from meshwright.search.rules import Scope
+from meshwright.search.simple import simplest_first, why_simplest
 from meshwright.search.skip import Skipped, skip
 from meshwright.search.slowdown import advise_slowdown, is_held_to_time, slowest_seconds
 from meshwright.search.space import Boundaries, Space, enumerate_plans
@@ -59,13 +60,15 @@ def design(
     trainable: bool = False,
     trainer: Trainer | None = None,
     synthesize: bool = False,
+    explained: bool = True,
 ) -> Decision:
     """The best plan for `job.objective` among all legal ones that fit, with the `top` best in order.
 
     Plans are priced in the order of what they can reach at best until no other can be better; the best are laid out
     again with block times of their own and priced one by one. `trainable` leaves out what this runtime cannot train,
     `trainer` what another one has no words for. `synthesize` has a schedule made to measure for the best plan, which
-    takes its place where that pays. Raises ConfigError when the job or its constraints are wrong,
+    takes its place where that pays. Why other plans are not chosen is only looked for where it is to be `explained`,
+    which takes about as long as the search itself. Raises ConfigError when the job or its constraints are wrong,
     NoPlanFits with the closest miss when no legal plan fits or none is legal.
     """
     started = time.perf_counter()
@@ -74,28 +77,22 @@ def design(
         raise ConfigError(Problem(what=what, where="synthesize", fix="leave it out, or the trainer"))
     tried = _tried(model, cluster, job, top=top, trainable=trainable, trainer=trainer)
     kept = _worthwhile(tried.fitting, job.objective)
-    best = min(kept, key=lambda entry: entry_order(entry.refined[0], job.objective))
-    refined = found = _placed(kept, cluster, job.objective)
+    laid = [(each, entry) for each in kept for entry in each.placed(each.refined, cluster)]
+    refined = found = _ordered([entry for _, entry in laid], job.objective)
+    best = next(each for each, entry in laid if entry is found[0])
     tailored = [tailor(refined[0], job.objective)] if synthesize else []
     refined = [*(each.entry for each in tailored if each.entry is not None), *refined]
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     refined = [*(each.entry for each in left_out if each.entry is not None), *refined]
-    (chosen, report), sides = refined[0], tried.beside(best)
-    alternatives = partial(best_alternatives, sides=sides, cluster=cluster)
-    reasons = why(found, best.found, best=alternatives)
+    chosen, report = refined[0]
+    asked = partial(_reasons, tried, best, cluster=cluster, job=job, trainer=trainer)
+    reasons = asked(found, refined) if explained else ()
     return Decision(
         design=chosen,
         report=report,
         ranked=tuple(candidate(entry, figures) for entry, figures in refined[:top]),
         rejected=best.rejected,
-        why=(
-            *reasons,
-            *_why_placed(best, tried.fitting[0]),
-            *advise_slowdown(refined[0], tried.fastest, best=partial(_searched, trainer=trainer)),
-            *counsel(refined, job, trainer=trainer, best=_searched),
-            *(each.words for each in tailored),
-            *(each.words for each in left_out),
-        ),
+        why=(*reasons, *(each.words for each in tailored), *(each.words for each in left_out)),
         front=joint([each.placed(front(each.found), cluster) for each in kept]),
         considered=sum(side.found.space.count for side in tried.sides),
         priced=sum(side.found.priced for side in tried.sides),
@@ -106,6 +103,27 @@ def design(
         settled=all(each.settled for each in kept),
         ordered_by=ordered_by(made for made, _ in refined[:top]),
         trainer=None if trainer is None else trainer.name,
+    )
+
+
+def _reasons(
+    tried: _Tried,
+    best: _Arranged,
+    found: Sequence[Entry],
+    refined: Sequence[Entry],
+    *,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    trainer: Trainer | None,
+) -> tuple[str, ...]:
+    """Why the first of `found`, which is of `best`, is chosen, and what the job did not ask for that would change the
+    first of `refined`."""
+    return (
+        *why(found, best.found, best=partial(best_alternatives, sides=tried.beside(best), cluster=cluster)),
+        *why_simplest(found, job.objective),
+        *_why_placed(best, tried.fitting[0]),
+        *advise_slowdown(refined[0], tried.fastest, best=partial(_searched, trainer=trainer)),
+        *counsel(refined, job, trainer=trainer, best=_searched),
     )
 
 
@@ -129,7 +147,8 @@ def best(
     below = np.inf if made_better else BESIDE * below
     asked = partial(_tried, model, cluster, job, top=1, trainer=trainer, explained=explained, within=within)
     tried = asked(alone=not made_better, below=below)
-    refined = _placed(_worthwhile(tried.fitting, job.objective), cluster, job.objective)
+    kept = _worthwhile(tried.fitting, job.objective)
+    refined = _ordered([entry for each in kept for entry in each.placed(each.refined, cluster)], job.objective)
     left_out: list[Skipped | Called] = [*_left_out(refined, job, trainer), *_called(refined, job, trainer)]
     made, report = next((each.entry for each in left_out if each.entry is not None), refined[0])
     return Best(design=made, report=report)
@@ -308,10 +327,9 @@ def _limit(first: _Arranged, objective: Objective) -> float:
     return entry_value(first.refined[0], objective) * (1.0 - WORTH)
 
 
-def _placed(kept: Sequence[_Arranged], cluster: ClusterSpec, objective: Objective) -> list[Entry]:
-    """The plans laid out again of all arrangements, on the devices of `cluster` as it is listed, best first."""
-    found = (entry for each in kept for entry in each.placed(each.refined, cluster))
-    return distinct(sorted(found, key=lambda entry: entry_order(entry, objective)))
+def _ordered(entries: Sequence[Entry], objective: Objective) -> list[Entry]:
+    """Plans of any order of machines, best first and of those as good the simplest."""
+    return simplest_first(distinct(sorted(entries, key=lambda entry: entry_order(entry, objective))), objective)
 
 
 def _why_placed(best: _Arranged, listed: _Arranged) -> tuple[str, ...]:

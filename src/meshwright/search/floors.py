@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from meshwright.search.bound import Bounds
 from meshwright.search.candidate import LEAST_LIKELY
 from meshwright.search.meetings import EVERY_STEP
 from meshwright.search.prices import may_fit
+from meshwright.search.rooms import device_rooms, largest_room
 from meshwright.search.schedules import ONE_F_ONE_B
 from meshwright.search.space import Space
 from meshwright.search.states_held import least_states
@@ -46,8 +46,7 @@ class Floors:
         self._space, self._model, self._cluster, self._job = space, model, cluster, job
         self._bounds = Bounds(space, model=model, cluster=cluster, job=job)
         self._ways = space.values("sync")
-        self._starts = [0, *accumulate(group.num_devices for group in cluster.groups)][:-1]
-        self._rooms = [group.device.memory_bytes * group.device.usable_fraction for group in cluster.groups]
+        self._rooms = device_rooms(cluster)
         self._room = max(self._rooms)
         self.of_bytes = job.objective is Objective.MEMORY
         self.within = within
@@ -101,8 +100,9 @@ class Floors:
         return np.isinf(self._of(table, frames, self._bounds.seconds))
 
     def bytes(self, table: PlanTable, frames: Ids, *, ranks: int = 3) -> Floats:
-        """Bytes that so many ranks of every plan hold at the least."""
-        return _sliced(table, frames, partial(self._bounds.bytes, ranks=ranks))
+        """Bytes that so many ranks of every plan hold at the least; where bytes are not what is minimised those of
+        ranks with less room than the largest device count for as many times as much."""
+        return _sliced(table, frames, partial(self._bounds.bytes, ranks=ranks, scarce=not self.of_bytes))
 
     def states(self, table: PlanTable) -> Floats:
         """Bytes of the parameters and the optimizer state alone that the fullest rank of every plan holds at the
@@ -128,9 +128,7 @@ class Floors:
     def likely(self, total: Floats, table: PlanTable) -> Floats:
         """By how much the score of plans of `table` that hold `total` bytes or more is divided at the most; 0 where
         that is more than the largest device has."""
-        room = np.zeros(len(table))
-        for start, own in zip(self._starts, self._rooms, strict=True):
-            room = np.where(table.world > start, np.maximum(room, own), room)
+        room = largest_room(table, cluster=self._cluster)
         odds = np.ones_like(total) if self.of_bytes else most_likely(np.minimum(total, self._room), capacity=room)
         return np.where(total <= self._room, np.maximum(odds, LEAST_LIKELY), 0.0)
 

@@ -11,10 +11,12 @@ import numpy as np
 
 from meshwright.search.alternatives import Alternatives, settle
 from meshwright.search.arrangements import Arrangement, placed
+from meshwright.search.candidate import TIE
 from meshwright.search.explain import Answer, held
 from meshwright.search.explore import Explorer
 from meshwright.search.orders import WORTH, reorder_alternatives
 from meshwright.search.refine import Entry, entry_order, entry_value, refine
+from meshwright.search.simple import simplest_first
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 
@@ -100,10 +102,10 @@ def best_of(found: Explorer, asked: Sequence[Alternatives]) -> list[Entry | None
 
 
 def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tuple[list[Entry], bool]:
-    """Plans laid out again that take no longer than they are to, best first, and whether no other can be among the
-    `count` best.
+    """Plans laid out again that take no longer than they are to, best first and of those as good the simplest, and
+    whether no other can be among the `count` best, or as good as the best.
 
-    Plans are taken in the order of their scores until the next promises no more than the `count` best reach; a score
+    Plans are taken in the order of their scores until the next promises no more than these reach; a score
     is less than what a plan reaches, but for closed forms that are too long and stages that balance better. At most
     `most` are, MOST times `count` unless that is said.
     """
@@ -130,9 +132,9 @@ def best_refined(found: Explorer, count: int, *, most: int | None = None) -> tup
         )
         done |= zip(rows, laid_out, strict=True)
         values = sorted(map(value, done.values()))
-        limit = min(found.below, values[count - 1]) if len(values) >= count else limit
+        limit = min(found.below, max(values[count - 1], values[0] * (1.0 + TIE))) if len(values) >= count else limit
     kept = (entry for entry in done.values() if found.within == np.inf or value(entry) < np.inf)
-    return sorted(kept, key=order), settled
+    return simplest_first(sorted(kept, key=order), found.job.objective), settled
 
 
 def _ranking(found: Explorer) -> tuple[Callable[[Entry], tuple[bool, float, float]], Callable[[Entry], float]]:

@@ -9,7 +9,7 @@ from meshwright.search.constraints import COLUMNS, Value, columns_of, limits
 from meshwright.search.meetings import meeting_words
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
-from meshwright.spec.job import SHORT_NAMES, Constraints, full_name
+from meshwright.spec.job import OTHER_NAMES, Constraints, full_name
 from meshwright.spec.placement_words import placement_words
 from meshwright.spec.plan import Plan, Recompute
 
@@ -28,7 +28,7 @@ def read_settings(text: str | Mapping[str, Value]) -> dict[str, Value]:
         column = full_name(name)
         if column not in COLUMNS:
             what = f"{name!r} is not a setting of a plan"
-            known = [*COLUMNS, *SHORT_NAMES]
+            known = [*COLUMNS, *OTHER_NAMES]
             problems.append(Problem(where=f"{WHERE} {name}", what=what, fix=nearest(name.lower(), known)))
         elif column in found:
             problems.append(Problem(where=f"{WHERE} {name}", what=f"{column} is named twice", fix="name it once"))

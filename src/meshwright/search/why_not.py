@@ -91,30 +91,41 @@ def why_not(
     if all(own.get(column) == value for column, value in settings.items()):
         return replace(answer, sentences=(*notes, "The chosen plan has these settings: it is the best with them."))
     found, slow = _best(named, asked)
-    if isinstance(found, Best):
+    if found is not None:
         return _compared(replace(answer, sentences=(*notes, *slow)), found)
+    progress(0, 1 + len(settings), "the plan that needs least memory")
     lean = _leanest(named)
     nearest = _nearest(named, settings, own, progress=progress)
     if lean is None:
         broken = broken_rules(settings, replace(decision.design, job=named.job))
-        return _illegal(answer, broken or found, nearest)
+        return _illegal(answer, broken or _refused(named), nearest)
     return _too_large(answer, decision, lean, nearest)
 
 
-def _best(named: Question, asked: Question) -> tuple[Best | tuple[Problem, ...], tuple[str, ...]]:
+def _refused(named: Question) -> tuple[Problem, ...]:
+    """Why no plan with the settings is legal, which takes longer to find than that none is."""
+    found = vary.best(named)
+    return () if isinstance(found, Best) else found
+
+
+def _best(named: Question, asked: Question) -> tuple[Best | None, tuple[str, ...]]:
     """The best plan with the settings that is as fast as the fastest without them lets it be; where none is, the best
-    of all, and that it is slower."""
+    of all, and that it is slower; None where none fits."""
     if not is_held_to_time(asked.job):
-        return vary.best(named), ()
+        return _fitting(named), ()
     fastest = vary.best(replace(asked, job=replace(asked.job, objective=Objective.TIME)), explained=False)
     if isinstance(fastest, Best):
         within = slowest_seconds((fastest.design, fastest.report), asked.job)
-        found = vary.best(named, explained=False, within=within)
-        if isinstance(found, Best):
+        if (found := _fitting(named, within=within)) is not None:
             return found, ()
     times = f"{asked.job.constraints.slowdown:g} times the fastest plan's (job.constraints.slowdown)"
     slow = f"No plan with them takes less than {times}; what follows is without that."
-    return vary.best(named, within=math.inf), (slow,)
+    return _fitting(named, within=math.inf), (slow,)
+
+
+def _fitting(named: Question, *, within: float | None = None) -> Best | None:
+    found = vary.best(named, explained=False, within=within)
+    return found if isinstance(found, Best) else None
 
 
 def _merged(constraints: Constraints, settings: Mapping[str, Value]) -> tuple[Constraints, tuple[str, ...]]:
@@ -325,7 +336,7 @@ def _nearest(
     found = []
     constraints = named.job.constraints
     for done, (column, value) in enumerate(settings.items()):
-        progress(done, len(settings), word(column, value))
+        progress(1 + done, 1 + len(settings), word(column, value))
         for other in _neighbours(named, column, value, own=own.get(column, value)):
             changed = replace(constraints, fix={**constraints.fix, column: other})
             made = vary.best(replace(named, job=replace(named.job, constraints=changed)), explained=False)

@@ -244,7 +244,7 @@ class Constraints:
     """What the user fixes (`fix.tensor = 8`) and forbids (`forbid = ["pipeline", "recompute=full"]`).
 
     Names are the columns of the plan table: tensor, pipeline, replicate, shard, zero, chunks, microbatch, recompute,
-    schedule, precision, sync, devices. Those of SHORT_NAMES are kept as the columns they mean; ConfigError where two of
+    schedule, precision, sync, devices. Those of OTHER_NAMES are kept as the columns they mean; ConfigError where two of
     `fix` mean one. `devices` bounds how many devices a plan may use: `all` of them or `any` number up to all. `order`
     is that of the mesh axes and of unlike machines under them: the `usual` one (pipeline, replicate, shard, context,
     tensor; machines as the cluster lists them), or `any` that is better. Where memory or cost is least, no step is to
@@ -267,7 +267,7 @@ class Constraints:
         object.__setattr__(self, "forbid", tuple(_full_text(text) for text in self.forbid))
 
 
-SHORT_NAMES: Mapping[str, str] = MappingProxyType(
+OTHER_NAMES: Mapping[str, str] = MappingProxyType(
     {
         "tp": "tensor",
         "pp": "pipeline",
@@ -282,13 +282,23 @@ SHORT_NAMES: Mapping[str, str] = MappingProxyType(
         "sp": "sequence_parallel",
         "ac": "recompute",
         "gpus": "devices",
+        "sharding": "zero",
+        "zero_stage": "zero",
+        "tensor_parallel": "tensor",
+        "pipeline_parallel": "pipeline",
+        "data_parallel": "data",
+        "context_parallel": "context",
+        "expert_parallel": "expert",
+        "micro_batch_size": "microbatch",
+        "virtual_pipeline": "chunks",
+        "checkpointing": "recompute",
     }
 )
 
 
 def full_name(name: str) -> str:
     """The column that `name` means, whatever its case: `tensor` for `tp` and for `Tensor`."""
-    return SHORT_NAMES.get(name.lower(), name.lower())
+    return OTHER_NAMES.get(name.lower(), name.lower())
 
 
 def _full_text(text: str) -> str:

@@ -196,9 +196,10 @@ def _in_unit(seconds: float, unit: str) -> str:
 LEAST_SHARE = 0.0005  # a share of less is shown as 0.0 %
 
 
-def format_percent(fraction: float) -> str:
-    """`42.0 %`; what rounds to nothing has no sign."""
-    return f"{100.0 * fraction:.1f} %".replace("-0.0 %", "0.0 %")
+def format_percent(fraction: float, *, digits: int = 1) -> str:
+    """`42.0 %`, with so many digits behind the point; what rounds to nothing has no sign."""
+    told = f"{100.0 * fraction:.{digits}f}"
+    return f"{told.removeprefix('-') if float(told) == 0.0 else told} %"
 
 
 def format_times(ratio: float) -> str:
