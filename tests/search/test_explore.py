@@ -167,21 +167,6 @@ def test_no_plan_beats_its_bound_whatever_its_optimizer(spec: Optimizer) -> None
     hold(MODELS["mixture"], CLUSTERS["one box"], asked(optimizer=spec))
 
 
-def test_ranks_with_less_room_than_the_largest_device_are_known_not_to_fit() -> None:
-    """As surely as the same bytes would be too many on the largest."""
-    small = samples.nodes(of=samples.device(memory_bytes=2e8, name="small"))
-    cluster, model, job = samples.cluster(samples.nodes(), small), samples.model(layers=8), asked()
-    space = legal_space(model, cluster, job)
-    frame = space.frame_of(np.arange(len(space.keys)))
-    prices = price(space.table, model=model, cluster=cluster, job=job)
-    floors = Floors(space, model=model, cluster=cluster, job=job)
-    raw = Bounds(space, model=model, cluster=cluster, job=job).bytes(space.table, frames=frame)
-    told = floors.likely(floors.bytes(space.table, frame), space.table)
-    assert np.any((told == 0.0) & (floors.likely(raw, space.table) > 0.5))
-    assert not prices.fits[told == 0.0].any()
-    hold(model, cluster, job)
-
-
 def hold(model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
     """Checks the bounds of every plan of the job."""
     space = legal_space(model, cluster, job)
