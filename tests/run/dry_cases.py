@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount
-from meshwright.run.dry.worker import PRELOADED, settle
 from meshwright.spec.cluster import DeviceKind, Precision
 from meshwright.spec.job import OptimizerSpec
 from meshwright.spec.plan import Design
-from tests.support import models
+from tests.support import kept, models
 from tests.support.designs import Layout, design
 
-
-def apart(function: Callable[..., Any], **given: Any) -> Any:
-    """What `function` gives back in a process of its own, which has imported what counts before it begins."""
-    return in_child(_settled, {"function": function, "given": given}, seconds=280, preload=PRELOADED)
+if TYPE_CHECKING:
+    from meshwright.run.dry.recipes import Recipes
 
 
-def _settled(function: Callable[..., Any], given: dict[str, Any]) -> Any:
-    settle()
-    return function(**given)
+def apart(function: Callable[..., Any], /, **given: Any) -> Any:
+    """What `function` gives back in the process that counts for all tests."""
+    return kept.run(function, **given)
+
+
+def in_turn(function: Callable[..., Any], arguments: Sequence[Mapping[str, Any]], **_options: Any) -> tuple[Any, ...]:
+    """As in_children, one after another in the process that counts for all tests; what they say is not told."""
+    return tuple(apart(_quietly, function=function, given=dict(given)) for given in arguments)
+
+
+def _quietly(function: Callable[..., Any], given: dict[str, Any]) -> Any:
+    return function(**given, say=lambda _line: None)
+
+
+@cache
+def known() -> Recipes:
+    """What operators give back, worked out once for all designs that this process counts."""
+    from meshwright.run.dry.recipes import Recipes
+
+    return Recipes()
 
 
 def case(layout: Layout, *, kind: str = "tiny", layers: int = 8, accelerator: bool = True) -> Design:
@@ -41,12 +55,11 @@ def case(layout: Layout, *, kind: str = "tiny", layers: int = 8, accelerator: bo
 def count_both(designs: list[Design], ranks: list[int] | None = None) -> list[list[tuple[RankCount, RankCount]]]:
     """These pipeline ranks of each design, or all of them, whole and from probes."""
     from meshwright.run.dry.rank import Counter
-    from meshwright.run.dry.recipes import Recipes
 
-    recipes, found = Recipes(), []
+    found = []
     for entry in designs:
-        whole = Counter(design=entry, whole=True, recipes=recipes)
-        probed = Counter(design=entry, recipes=recipes)
+        whole = Counter(design=entry, whole=True, recipes=known())
+        probed = Counter(design=entry, recipes=known())
         chosen = range(entry.plan.pipeline) if ranks is None else ranks
         found.append([(whole.count(rank), probed.count(rank)) for rank in chosen])
     return found
@@ -64,14 +77,12 @@ def count_ranks(designs: list[Design], ranks: list[int]) -> list[RankCount]:
 
 
 def _counted(designs: list[Design], ranks: list[tuple[int, int]]) -> list[RankCount]:
-    """Of each design the first of its two ranks, told as the second. What operators give back is worked out once."""
-    from meshwright.run.dry.recipes import Recipes
+    """Of each design the first of its two ranks, told as the second."""
     from meshwright.run.dry.tally import tally
     from meshwright.run.dry.trace import traced
 
-    recipes = Recipes()
     pairs = zip(designs, ranks, strict=True)
-    return [_told(tally(traced(entry, rank=rank, recipes=recipes)), told) for entry, (rank, told) in pairs]
+    return [_told(tally(traced(entry, rank=rank, recipes=known())), told) for entry, (rank, told) in pairs]
 
 
 def count_with_and_without_recipes(entry: Design) -> tuple[RankCount, RankCount]:
@@ -93,7 +104,7 @@ def count_probed(designs: list[Design], rank: int) -> list[RankCount]:
     """Pipeline rank `rank` of each design, from probes where they tell it."""
     from meshwright.run.dry.rank import Counter
 
-    return [Counter(design=entry).count(rank) for entry in designs]
+    return [Counter(design=entry, recipes=known()).count(rank) for entry in designs]
 
 
 def count_real(entry: Design) -> RankCount:
@@ -119,7 +130,7 @@ def count_whole(designs: list[Design]) -> list[list[RankCount]]:
 
     return [
         [counter.count(rank) for rank in range(counter.design.plan.pipeline)]
-        for counter in (Counter(design=entry, whole=True) for entry in designs)
+        for counter in (Counter(design=entry, whole=True, recipes=known()) for entry in designs)
     ]
 
 
@@ -131,7 +142,7 @@ def told_and_performed(entry: Design, rank: int) -> tuple[list[str], list[str]]:
     from meshwright.run.dry.trace import traced
 
     performed = []
-    for event in traced(entry, rank=entry.plan.first_rank_of(rank)):
+    for event in traced(entry, rank=entry.plan.first_rank_of(rank), recipes=known()):
         if event.kind is Kind.RECEIVE:
             performed.append(RECEIVE)
         elif event.kind is Kind.MARK and "|" in event.what and not event.what.startswith("after "):
@@ -145,7 +156,7 @@ def passes_told(entry: Design, rank: int) -> list[int]:
     from meshwright.run.dry.trace import traced
 
     told: list[int] = []
-    traced(entry, rank=entry.plan.first_rank_of(rank), passed=told.append)
+    traced(entry, rank=entry.plan.first_rank_of(rank), recipes=known(), passed=told.append)
     last = len(told) - told[::-1].index(1) - 1
     return sorted(set(told[last:]))
 

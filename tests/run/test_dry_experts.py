@@ -40,6 +40,7 @@ def whole(schedule: str, sharding: Sharding, recompute: Recompute, *, layers: in
     return asked(WIDE, replace(SCHEDULES[schedule], sharding=sharding, recompute=recompute), layers=layers)
 
 
+@pytest.mark.usefixtures("counted_in_turn")
 def test_the_rank_with_most_choices_and_counts_of_all_experts_are_predicted() -> None:
     """Choices that do not divide among the experts, and a bias for which all ranks add up those of every stage."""
     routing = replace(SPARSE.transform.routing, bias_rate=1e-3)

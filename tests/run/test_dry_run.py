@@ -14,8 +14,10 @@ import pytest
 from meshwright import cost
 from meshwright.catalog import load_cluster
 from meshwright.cli.app import run as main
+from meshwright.run.children import in_child
 from meshwright.run.dry.count import RankCount, content
 from meshwright.run.dry.jobs import jobs_of, shared_out
+from meshwright.run.dry.worker import PRELOADED
 from meshwright.run.dry_run import dry_run, shares_of
 from meshwright.run.preflight import check_design
 from meshwright.spec.cluster import DeviceKind, Precision
@@ -43,11 +45,13 @@ def balanced(entry: Design) -> Design:
 
 
 SLICES = Layout(pipeline=2, shard=2, kind=ScheduleKind.SEQUENCE_1F1B, slices=4, sharding=Sharding.OPTIMIZER, batch=24)
+DENSE = Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=4)
 PROBED = {
-    "dense": case(Layout(shard=2, tensor=2, sequence_parallel=True, sharding=Sharding.PARAMETERS, batch=12), layers=10),
+    "dense": case(DENSE, layers=7),
     "mixture": balanced(case(Layout(batch=6), kind="mixture", layers=8)),
 }
 MORE = {
+    "dense": case(replace(DENSE, batch=12), layers=10),
     "plain": case(Layout(pipeline=2, tensor=2, batch=8), layers=16),
     "zero3": case(Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, recompute=FULL, batch=14), layers=18),
     "slices": balanced(case(SLICES, kind="mixture", layers=16)),
@@ -180,6 +184,7 @@ def test_a_dry_run_is_a_report_beside_the_prediction() -> None:
     assert any(gap.name == "rank 0 peak" and gap.measured == stage.total for gap in found.gaps)
 
 
+@pytest.mark.usefixtures("counted_in_turn")
 @pytest.mark.parametrize("layout", [TokenLayout.CONTIGUOUS, TokenLayout.ZIGZAG])
 def test_of_context_ranks_the_one_with_most_scores_is_counted(layout: TokenLayout) -> None:
     """Of ranks that hold a sequence one behind the other the last sees all keys and the first but its own."""
@@ -194,6 +199,7 @@ def test_of_context_ranks_the_one_with_most_scores_is_counted(layout: TokenLayou
         assert counted.flops == pytest.approx(predicted.flops, rel=0.05)
 
 
+@pytest.mark.usefixtures("counted_in_turn")
 @pytest.mark.parametrize(
     "layout",
     [
@@ -230,6 +236,7 @@ def test_what_does_not_fit_is_counted_and_told(capsys: pytest.CaptureFixture[str
     assert "fits: no" in page.read_text()
 
 
+@pytest.mark.usefixtures("counted_in_turn")
 def test_a_plan_for_another_trainer_is_counted_and_predicted_as_this_runtime_and_says_so() -> None:
     entry = case(Layout(batch=1), layers=1)
     entry = replace(entry, cluster=load_cluster("1xH100"), plan=replace(entry.plan, cluster="1xH100"))
@@ -243,6 +250,7 @@ def test_a_plan_for_another_trainer_is_counted_and_predicted_as_this_runtime_and
     assert "; the design names megatron-core, as which it takes " in note
 
 
+@pytest.mark.usefixtures("counted_in_turn")
 def test_what_does_nothing_is_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     entry = case(Layout(batch=1), layers=1)
     entry = replace(entry, cluster=load_cluster("1xH100"), plan=replace(entry.plan, cluster="1xH100"))
@@ -263,7 +271,7 @@ def killed() -> None:
 
 def test_a_process_that_counts_and_is_killed_is_told() -> None:
     with pytest.raises(WorkerFailed, match="the process died"):
-        dry_cases.apart(killed)
+        in_child(killed, {}, seconds=280, preload=PRELOADED)
 
 
 def unsupported(design: str, ranks: list[int], whole: bool, known: dict[str, object], say: object) -> None:
@@ -283,6 +291,7 @@ def test_what_cannot_be_traced_is_one_line_and_a_fault(
     assert "Meta: registered at" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("counted_in_turn")
 def test_fp16_holds_and_sends_what_bf16_does() -> None:
     layout = Layout(pipeline=2, shard=2, sharding=Sharding.PARAMETERS, batch=4)
     halves = (Precision.BF16, Precision.FP16)

@@ -134,6 +134,7 @@ def counted(optimizer: Optimizer) -> Design:
     return replace(found, job=replace(found.job, optimizer=optimizer, constraints=constraints))
 
 
+@pytest.mark.usefixtures("counted_in_turn")
 @pytest.mark.parametrize("optimizer", [Sgd(), Sgd(momentum=0.0), Muon()])
 def test_an_optimizer_is_counted_on_accelerators_as_predicted(optimizer: Optimizer) -> None:
     """Products that make matrices orthogonal are the optimizer's, and no part of a pass."""
