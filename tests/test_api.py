@@ -38,7 +38,7 @@ def test_a_function_stays_one_when_the_room_of_its_name_is_imported() -> None:
 
 def test_design_predict_and_explain_take_names_and_files(tmp_path: Path) -> None:
     job = meshwright.JobSpec(batch_tokens=2**20)
-    decision = meshwright.design("llama-3.1-8b", "16xH100", job, top=2)
+    decision = meshwright.design("llama-3.1-8b", "8xH100", job, top=2)
     path = tmp_path / "plan.json"
     path.write_text(decision.design.to_json())
     assert len(decision.ranked) == 2

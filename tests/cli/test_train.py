@@ -163,14 +163,13 @@ def test_a_run_whose_lines_nobody_reads_goes_on_to_its_end(plan: Path, tmp_path:
     assert json.loads((run / "outcome.json").read_text())["step"] == 4
 
 
-def test_a_quiet_run_prints_its_results_and_keeps_its_lines(plan: Path, tmp_path: Path) -> None:
+def test_a_quiet_run_prints_its_results_and_keeps_its_lines(
+    plan: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
-    entry = [sys.executable, "-c", "import sys; from meshwright.cli import main; sys.exit(main())"]
-    done = subprocess.run(
-        [*entry, "train", str(plan), "--run", str(run), "--quiet"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0
-    assert done.stderr == ""
-    assert "step 4 of 4 is done and saved" in done.stdout
+    assert main(["train", str(plan), "--run", str(run), "--quiet"]) == ExitCode.OK
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert "step 4 of 4 is done and saved" in printed.out
     kept = "".join(path.read_text() for path in (run / "logs").rglob("stderr.log"))
     assert "step 4/4" in kept

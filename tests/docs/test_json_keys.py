@@ -27,8 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TABLE = (ROOT / "docs" / "commands.md").read_text().partition("## What `--json` prints")[2].partition("## In Python")[0]
 ROWS = [line.strip("| ").split(" | ") for line in TABLE.splitlines() if line.startswith("| ") and "`" in line]
 DOCUMENTED = {label: re.findall(r"`([a-z_0-9]+)`", keys) for label, keys in ROWS}
-PLAN = ["plan", "-m", "tiny", "-c", "8xH100", "--set", "batch_tokens=64Ki", "--top", "2"]
-FIXED = [word for column in ("context", "pipeline", "chunks") for word in ("--set", f"constraints.fix.{column}=1")]
+PLAN = ["plan", "-m", "tiny", "-c", "2xH100", "--set", "batch_tokens=64Ki", "--top", "2"]
+FEW = ("context=1", "pipeline=1", "chunks=1", "recompute=none")
+FIXED = [word for column in FEW for word in ("--set", f"constraints.fix.{column}")]
 
 
 def _printed(arguments: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> Any:

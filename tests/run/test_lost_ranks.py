@@ -121,6 +121,7 @@ def test_a_rank_alone_that_stands_still_is_named(tmp_path: Path) -> None:
     assert lost.ranks == (0,)
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_as_the_run_is_built_ends_it_at_once(tmp_path: Path) -> None:
     """Who waits for it in a call of torch's would hear no signal."""
     run, done = tmp_path / "run", list[float]()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 import torch
 
 from meshwright import catalog
-from meshwright.run.children import in_children
 from meshwright.run.detect import calibration_file, detect
 from meshwright.run.figures import Measured, with_measurements
 from meshwright.run.fit import fit_collective, fit_matrix_curve
@@ -24,7 +21,7 @@ from meshwright.run.measure_device import MATRIX_SHAPES, AttentionTime, DeviceTi
 from meshwright.run.measure_layers import LayerTimes, measure_scaling, time_layers
 from meshwright.run.measure_network import MESSAGE_BYTES, CollectiveTime, NetworkTimes
 from meshwright.spec.cluster import AttentionRate, Collective, MatrixCurve, Precision
-from meshwright.spec.errors import EnvironmentUnfit, WorkerFailed
+from meshwright.spec.errors import EnvironmentUnfit
 
 PEAK, LAUNCH = 1e11, 5e-6
 CURVE = MatrixCurve(fraction=0.8, half_m=12.0, half_n=20.0, half_k=60.0)
@@ -171,26 +168,6 @@ def test_passes_are_timed_with_each_number_of_threads_in_turn(monkeypatch: pytes
     assert len(found) == 2
     assert min(found) > 0.0
     assert used == [1, 2] * (len(used) // 2)
-
-
-def broken(*, rank: int) -> int:
-    if rank == 1:
-        raise ValueError("rank 1 has no luck")
-    return rank
-
-
-def test_the_error_of_a_child_comes_back() -> None:
-    with pytest.raises(WorkerFailed, match="rank 1 has no luck"):
-        in_children(broken, [{"rank": 0}, {"rank": 1}], seconds=60)
-
-
-def asked_to_end() -> str:
-    os.kill(os.getpid(), signal.SIGINT)
-    return "goes on"
-
-
-def test_ctrl_c_is_for_the_parent_which_ends_its_children() -> None:
-    assert in_children(asked_to_end, [{}], seconds=60) == ("goes on",)
 
 
 @pytest.mark.slow

@@ -57,15 +57,24 @@ class Saved:
         return self.directory / f"step-{step:08d}"
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Saved:
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """Made once; nobody trains its run, nor writes to its directory."""
+    directory = tmp_path_factory.mktemp("once")
     made, state = of(ONE), TrainState(seed=SEED)
-    run, store = runner(made), Store(tmp_path, design=made)
+    run, store = runner(made), Store(directory, design=made)
     for _ in range(2):
         train(run, state, 1)
         store.save(run.state(), step=state.step, progress=state.to_dict())
     store.wait()
-    return Saved(directory=tmp_path, run=run, store=store)
+    return Saved(directory=directory, run=run, store=store)
+
+
+@pytest.fixture
+def saved(once: Saved, tmp_path: Path) -> Saved:
+    """A copy of it, which a test may spoil."""
+    shutil.copytree(once.directory, tmp_path, dirs_exist_ok=True)
+    return Saved(directory=tmp_path, run=once.run, store=Store(tmp_path, design=of(ONE)))
 
 
 def test_any_plan_resumes_at_the_same_data_with_the_same_loss(pool: Pool, tmp_path: Path) -> None:
