@@ -71,6 +71,7 @@ def test_a_batch_of_fewer_sequences_than_devices_is_spoken_of_where_pipeline_ran
     assert not [line for line in many.why if line.startswith("pipeline ranks idle ")]
 
 
+@pytest.mark.slow
 def test_what_whole_sequences_would_take_without_a_mask_is_told_where_context_ranks_are_best():
     """Two nodes whose devices meet over a slow network."""
     model, cluster = catalog.load_model("llama-3.1-8b"), catalog.load_cluster("16xA100-40GB-PCIe")

@@ -168,7 +168,10 @@ def test_a_part_of_the_machines_that_suit_is_divided_as_though_it_were_alone(dev
     assert usual_order.design.plan.stages == alone.design.plan.stages
 
 
-@pytest.mark.parametrize("groups", [(QUICK, SLOW), (SLOW, QUICK), (QUICK, SLOW, FAR), (SMALL, LARGE)])
+@pytest.mark.parametrize(
+    "groups",
+    [(QUICK, SLOW), (SLOW, QUICK), pytest.param((QUICK, SLOW, FAR), marks=pytest.mark.slow), (SMALL, LARGE)],
+)
 @pytest.mark.parametrize("objective", [Objective.TIME, Objective.COST])
 def test_the_best_alone_is_that_of_all_orders(groups: tuple[NodeGroup, ...], objective: Objective) -> None:
     """Orders that promise nothing better are left out before they are searched whole."""

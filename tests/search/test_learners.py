@@ -86,6 +86,7 @@ def test_where_the_least_rounds_of_a_kind_are_no_faster_ranks_meet_in_every_step
         assert fixed.ranked[0].expected_seconds > found.ranked[0].expected_seconds
 
 
+@pytest.mark.slow
 def test_what_is_fixed_and_forbidden_of_meeting_is_kept():
     fixed = chosen(asked((), fix={"sync": "local"}, every=7)).design.plan
     assert (fixed.gradients.kind, fixed.gradients.rounds.every) == (SyncKind.LOCAL, 7)
