@@ -38,7 +38,7 @@ laws:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python -m pytest tests/test_architecture.py
-	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true  # compiled once, beside mypy, for all that run tests
+	@told=$$($(BIN)/python -m pytest --collect-only -qq 2>&1) || { echo "$$told"; exit 1; }  # compiled for all that run tests
 
 # Tests wait about as long as they compute: three at a time keep two cores busy.
 test: check

@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.parallel import drawn, draws, reproduce
+from tests.parallel import draws, fixing, reproduce
 from tests.parallel.draws import Draw
 from tests.support.pool import Pool
 
@@ -50,7 +50,7 @@ def on_the_tiny_model(draw: Draw) -> Draw | None:
 
 def main() -> None:
     torch.set_num_threads(1)  # as in tests: a second thread of the reference would wait for a core of the ranks
-    every = [draw for draw in drawn.every() if draw.ranks == RANKS]
+    every = [draw for draw in fixing.every() if draw.ranks == RANKS]
     chosen = sorted(dict.fromkeys(filter(None, map(on_the_tiny_model, every))), key=lambda draw: str(draw.axes))
     pool, seconds = Pool(), dict[str, list[float]]()
     for _ in range(1 + ROUNDS):

@@ -44,6 +44,23 @@ def test_every_explanation_is_shown_within_the_terminal(
         assert words in text, words
 
 
+@pytest.mark.parametrize("keeps", ["nothing", "--json", "--html"])
+def test_reasons_that_nobody_reads_are_not_looked_for(
+    keeps: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whys = []
+
+    def spied(*arguments: object, explained: bool, **options: object) -> Decision:
+        whys.append(explained)
+        return search.decide.design(*arguments, explained=explained, **options)
+
+    monkeypatch.setattr(search, "design", spied)
+    kept = {"nothing": [], "--json": ["--json"], "--html": ["--html", str(tmp_path / "plan.html")]}[keeps]
+    assert main([*PLAN, "--why", "tp=3", *kept]) == 0
+    assert whys == [keeps != "nothing"]
+    assert ("--json" in kept) is capsys.readouterr().out.startswith("{")
+
+
 def test_explanations_are_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*PLAN, *EVERYTHING, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

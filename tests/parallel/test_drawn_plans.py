@@ -8,7 +8,7 @@ from meshwright.search.runtime_rules import EIGHT_BIT_GRADIENTS, GRADIENT_PRECIS
 from meshwright.spec.cluster import Precision
 from meshwright.spec.optimizer import Moments
 from meshwright.spec.plan import Offload, Sharding
-from tests.parallel import adding, drawing, drawn, draws, reproduce
+from tests.parallel import adding, drawing, drawn, draws, fixing, reproduce
 from tests.parallel.cover import values
 from tests.parallel.drawn import FIXED
 from tests.parallel.draws import Draw
@@ -47,7 +47,8 @@ def test_every_value_of_a_dimension_is_drawn(name: str) -> None:
 
 
 def test_no_rule_refuses_a_fixed_plan() -> None:
-    assert [draw for draw in FIXED if draws.refused(draw)] == [], "write them anew: python -m tests.parallel.drawn"
+    assert len(FIXED) == fixing.FIXED_COUNT, fixing.ANEW
+    assert [draw for draw in FIXED if draws.refused(draw)] == [], fixing.ANEW
 
 
 def test_gradients_of_mixtures_are_drawn_in_eight_bits() -> None:
@@ -71,11 +72,11 @@ def test_a_drawn_plan_whose_gradients_or_products_are_rounded_is_near_one_device
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", range(drawn.COUNT - drawn.FIXED_COUNT))
+@pytest.mark.parametrize("place", range(fixing.COUNT - fixing.FIXED_COUNT))
 def test_every_other_drawn_plan_gives_it_too(pool: Pool, place: int) -> None:
     reproduce.check(pool, drawn.rest()[place])
 
 
 @pytest.mark.slow
 def test_the_fixed_plans_are_those_of_all_that_meet_the_most_choices() -> None:
-    assert drawn.fixed() == FIXED, "write them anew: python -m tests.parallel.drawn"
+    assert fixing.fixed() == FIXED, fixing.ANEW

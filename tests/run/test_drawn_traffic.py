@@ -15,7 +15,7 @@ from meshwright.spec.compression import AcpSgd, DeMo, OneBit, PowerSgd, TopK
 from meshwright.spec.optimizer import Adafactor
 from meshwright.spec.plan import Design
 from meshwright.spec.synchronize import GradientSync
-from tests.parallel import drawn, draws, path_cases
+from tests.parallel import draws, fixing, path_cases
 from tests.parallel.drawn import FIXED
 from tests.parallel.draws import Draw
 from tests.run import dry_cases
@@ -68,12 +68,12 @@ def test_every_byte_of_a_few_drawn_plans_is_predicted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(0, drawn.COUNT, RUNS))
+@pytest.mark.parametrize("start", range(0, fixing.COUNT, RUNS))
 def test_every_byte_of_every_drawn_plan_is_predicted(start: int) -> None:
-    check(drawn.every()[start : start + RUNS])
+    check(fixing.every()[start : start + RUNS])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", range(0, drawn.COUNT, RUNS))
+@pytest.mark.parametrize("start", range(0, fixing.COUNT, RUNS))
 def test_every_byte_of_every_plan_so_changed_is(start: int) -> None:
-    compare(changed(drawn.every()[start : start + RUNS]))
+    compare(changed(fixing.every()[start : start + RUNS]))
