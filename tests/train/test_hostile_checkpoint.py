@@ -13,11 +13,11 @@ import pytest
 from meshwright.parallel.stored import INDEX
 from meshwright.spec.errors import ConfigError
 from meshwright.train.checkpoint.manifest import COMMITTED, MANIFEST, digest_of, seal
-from tests.train.test_checkpoint import Saved, saved
+from tests.train.test_checkpoint import Saved, once, saved
 
 TENSORS = "rank-0.tensors"
 
-__all__ = ["saved"]
+__all__ = ["once", "saved"]
 
 
 class Mischief:
