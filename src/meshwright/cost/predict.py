@@ -168,8 +168,9 @@ def _children(costs: Costs, name: str, seconds: float, *, origin: Origin) -> tup
 def _pass_flops(costs: Costs, *, plan: Plan, model: ModelSpec) -> dict[str, float]:
     """FLOPs of the passes, of which forward has one product of the three of what is trained, and of the update."""
     length, whole = plan.sequence_length, float(costs.figures["flops"][0])
-    counted = model.flops_per_token(length, frozen=plan.frozen_blocks)
-    forward = whole * (model.flops_per_token(length) / 3.0) / counted if counted else 0.0
+    trained = model.flops_per_token(length)
+    counted = model.flops_per_token(length, frozen=plan.frozen_blocks) if plan.frozen_blocks else trained
+    forward = whole * (trained / 3.0) / counted if counted else 0.0
     again, update = (float(costs.figures[name][0]) for name in ("flops_again", "flops_update"))
     return {
         LineName.FORWARD: forward,

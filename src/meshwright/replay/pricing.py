@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -71,11 +72,13 @@ def _layers(part: BlockGroup, blocks: int) -> int:
     return min(part.stop, blocks - 1) - max(part.start, 1)
 
 
-def in_alike_parts(runs: Sequence[Run]) -> list[list[int]]:
-    """Places of `runs`, in parts of rows that name one model on one cluster, or several such."""
+def in_alike_parts(runs: Sequence[Run], processes: int = 1) -> list[list[int]]:
+    """Places of `runs`, in parts of rows that name one model on one cluster, or several such: as many parts for each
+    of the processes, of as many rows."""
     order = sorted(range(len(runs)), key=lambda place: [runs[place].text(name) for name in _ALIKE])
+    parts = processes * math.ceil(len(order) / (_MOST * processes))
     places = iter(order)
-    return [part for _ in range(0, len(order), _MOST) if (part := list(islice(places, _MOST)))]
+    return [part for _ in range(parts) if (part := list(islice(places, math.ceil(len(order) / parts))))]
 
 
 def _kept(found: Sequence[Priced]) -> Priced:

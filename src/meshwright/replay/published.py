@@ -93,7 +93,7 @@ def _score(rows: Sequence[Replayed], *, factors: Mapping[int, float]) -> Scores:
 
 def _replayed(runs: Sequence[Run], processes: int) -> Iterator[Sequence[tuple[int, Replayed]]]:
     """The rows of `runs` with their places, part by part."""
-    places = in_alike_parts(runs)
+    places = in_alike_parts(runs, processes)
     parts = [[runs[place] for place in part] for part in places]
     if processes == 1:
         for part, found in zip(places, map(replay_all, parts), strict=True):

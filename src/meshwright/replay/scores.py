@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import combinations
 from statistics import fmean, median
 
@@ -224,12 +225,14 @@ def leave_one_group_out(points: Sequence[Point]) -> dict[int, float]:
     for point in points:
         if point.error is not None:
             stacks[point.run.stack][point.run.group].append(point.error)
-    found = {}
-    for point in points:
-        groups = stacks[point.run.stack]
-        medians = [median(errors) for group, errors in groups.items() if group != point.run.group]
-        found[point.run.line] = -median(medians) if medians else 0.0
-    return found
+    medians = {stack: {group: median(errors) for group, errors in groups.items()} for stack, groups in stacks.items()}
+
+    @cache
+    def factor(stack: tuple[str, str, str], group: str) -> float:
+        others = [value for other, value in medians.get(stack, {}).items() if other != group]
+        return -median(others) if others else 0.0
+
+    return {point.run.line: factor(point.run.stack, point.run.group) for point in points}
 
 
 def _error(point: Point) -> float:
