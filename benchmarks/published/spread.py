@@ -1,9 +1,10 @@
 """Spreads of cost/uncertainty.py and cost/fitting.py, estimated from published runs with every source left out in turn.
 
-`python benchmarks/published/spread.py [--write] [TABLE]` prints what those two files should hold (and writes it there),
-and how many measured steps the intervals hold of a source that had no part in them. Every source weighs alike, and
-every group within it. Of memory, printed peaks speak, and verdicts of sources that print runs which died: the others
-leave those out.
+`python benchmarks/published/spread.py [--write]` prints what those two files should hold (and writes it there), and how
+many measured steps the intervals hold of a source that had no part in them. Every source of every table here weighs
+alike, and every group within it: those that were held out tell how far off it is where no run of runs.csv is like a
+plan. Of memory, those of runs.csv speak: printed peaks, and verdicts of sources that print runs which died, for the
+others leave those out.
 """
 
 from __future__ import annotations
@@ -24,24 +25,20 @@ from meshwright.replay.express import Expressed, express
 from meshwright.replay.models import InexpressibleError
 from meshwright.replay.pricing import Priced, in_alike_parts, priced_all
 from meshwright.replay.published import peak_bytes
-from meshwright.replay.regimes import Regime, regime
+from meshwright.replay.regimes import regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 
 RUNS = Path(__file__).resolve().parent / "runs.csv"
+HELD_OUT = sorted(RUNS.parent.glob("held_out_*.csv"))
 COST = RUNS.parent.parent.parent / "src" / "meshwright" / "cost"
 PRIOR = 0.15
 PRIORS = {Cause.DEVICES: 0.05, Cause.LENGTH: 0.05}  # the others
 PRIOR_WIDTH = 1.0  # standard deviation of the logarithm of a spread around its prior
 FREEDOM = 5.0  # of Student's t: tails that let a few runs be far off without widening all
 INSIDE = 0.9  # of steps whose source was left out
-_OWN = {Regime.LAUNCH: Cause.COMPUTE, Regime.PIPELINE: Cause.PIPELINE, Regime.LAYERS: Cause.COLLECTIVES}
-_OWN |= {Regime.DATA: Cause.DATA, Regime.COMPUTE: Cause.PRODUCTS}
-_ROUNDS = 12
-_SEEN = 0.5  # of a source's weight that a regime must have
-_WIDEST = 0.4
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
 
@@ -172,24 +169,6 @@ def estimate(data: Residuals, rows: npt.NDArray[np.bool_]) -> Floats:
     return least(unlikely, priors())
 
 
-def evened(data: Residuals, rows: npt.NDArray[np.bool_]) -> Floats:
-    """`estimate`, then the spread of each regime's own cause so that the interval holds as many of every regime.
-
-    Most runs are of few regimes, and likelihood alone serves those.
-    """
-    spreads = estimate(data, rows)
-    for _ in range(_ROUNDS):
-        for name, cause in _OWN.items():
-            apart = np.abs(deviations(data, spreads))
-            own = rows & (data.regime == name)
-            if float(data.weight[own].sum()) < _SEEN:
-                continue
-            reach, reached = (quantile(apart[each], data.weight[each], INSIDE) for each in (rows, own))
-            index = list(Cause).index(cause)
-            spreads[index] = min(spreads[index] * (reached / reach) ** 0.5, _WIDEST)
-    return spreads
-
-
 def estimate_memory(data: Peaks) -> Floats:
     """As `estimate`, of parts of memory: logistic errors of printed peaks, and of verdicts where none is printed."""
     squares, told = np.square(data.shares), np.isfinite(data.error)
@@ -241,7 +220,7 @@ def left_out(data: Residuals) -> Floats:
     found = np.zeros(len(data.error))
     for name in np.unique(data.source):
         own = data.source == name
-        found[own] = deviations(data, evened(data, ~own))[own]
+        found[own] = deviations(data, estimate(data, ~own))[own]
     return found
 
 
@@ -294,11 +273,10 @@ def rewritten(text: str, lines: Iterable[str]) -> str:
 
 
 def main() -> None:
-    paths = [Path(argument) for argument in sys.argv[1:] if argument != "--write"]
-    known = predicted(read_runs(paths[0] if paths else RUNS))
-    data, memory = residuals(known), peaks(known)
-    spreads = evened(data, np.ones(len(data.error), dtype=np.bool_))
-    apart, of_memory = left_out(data), estimate_memory(memory)
+    known = predicted(read_runs(RUNS))
+    data = residuals([*known, *predicted(run for path in HELD_OUT for run in read_runs(path))])
+    spreads, of_memory = estimate(data, np.ones(len(data.error), dtype=np.bool_)), estimate_memory(peaks(known))
+    apart = left_out(data)
     reach = quantile(np.abs(apart), data.weight, INSIDE)
     for name, lines in assignments(known, spreads, of_memory, reach=reach).items():
         print(f"{name}:", *lines, sep="\n  ")
@@ -312,7 +290,7 @@ def main() -> None:
     half = reach * np.abs(data.error / deviations(data, spreads))
     print(f"\nupper end of the interval over the step: {np.exp(quantile(half, data.weight, 0.5)):.2f} in the median")
     print("\nprobability of fitting, verdicts of sources that print deaths")
-    print("\n".join(calibration(memory, of_memory)))
+    print("\n".join(calibration(peaks(known), of_memory)))
 
 
 if __name__ == "__main__":

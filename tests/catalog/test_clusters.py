@@ -145,6 +145,7 @@ def test_shorthand(name: str, num_nodes: int, per_node: int, nics: int, device: 
         ("12xH100", "12 devices do not fill nodes (nodes of this device hold 8); ask for 8 or 16"),
         ("0xH100", "has no device"),
         ("2x0xH100", "has no device"),
+        ("10_000_008xH100", "10,000,008 devices are more than anyone has; at most 10,000,000"),
         ("H100", "say how many: 8xH100"),
         ("sellene", "did you mean 'selene'?"),
         ("selene:12", "ask for 8 or 16"),
@@ -214,6 +215,8 @@ def test_a_file_with_impossible_numbers_is_refused_with_their_lines(tmp_path: Pa
     assert "sites are apart and no wide_area joins them" in told
     catalog.save(replace(cluster, groups=()), file)
     assert "at least one group" in refused(str(file))
+    catalog.save(replace(cluster, groups=(replace(group, num_nodes=10**9),)), file)
+    assert "8,000,000,000 devices are more than anyone has" in refused(str(file))
 
 
 def test_local_shares_cores_and_memory() -> None:

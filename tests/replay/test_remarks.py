@@ -77,6 +77,8 @@ def test_ids_of_several_rows_are_remarked(tmp_path: Path) -> None:
         "held_out_second.csv",
         "held_out_third.csv",
         "held_out_fourth.csv",
+        "held_out_fifth.csv",
+        "held_out_sixth.csv",
     ],
 )
 def test_tables_that_are_shipped_say_nothing_that_is_not_read(name: str) -> None:

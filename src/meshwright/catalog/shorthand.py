@@ -23,7 +23,7 @@ from meshwright.catalog.named_devices import spelt_out
 from meshwright.catalog.names import normal
 from meshwright.catalog.nodes import nodes
 from meshwright.catalog.racks import in_segments
-from meshwright.spec.cluster import ClusterSpec, NodeGroup
+from meshwright.spec.cluster import MOST_DEVICES, ClusterSpec, NodeGroup
 from meshwright.spec.codec import nearest
 from meshwright.spec.errors import ConfigError, Problem
 
@@ -47,7 +47,13 @@ def load_cluster(name: str, *, cache: Path | None = None) -> ClusterSpec:
     `local` is this machine, with one worker a core or as many as `local:4` says; when the cache folder `cache` holds
     a calibration of it, that is what comes back, and its `source` says so. Raises ConfigError.
     """
-    text = str(name).strip()
+    found = _named(str(name).strip(), cache=cache)
+    if problems := _too_many(found):
+        raise ConfigError(problems)
+    return found
+
+
+def _named(text: str, *, cache: Path | None) -> ClusterSpec:
     if "+" in text and not os.path.exists(text) and any(map(_PRODUCT.fullmatch, map(str.strip, text.split("+")))):
         return _mixed(text, cache=cache)
     if Path(text).suffix.lower() in (".toml", ".json"):
@@ -84,7 +90,7 @@ def by_name() -> Mapping[str, ClusterPreset]:
 def checked(cluster: ClusterSpec) -> ClusterSpec:
     """The cluster itself. Raises ConfigError with every number in it that no machine has."""
     problems = [] if cluster.groups else [Problem(what="a cluster needs at least one group", where="groups")]
-    problems += machine_problems(cluster)
+    problems += [*machine_problems(cluster), *_too_many(cluster)]
     for index, group in enumerate(cluster.groups):
         place = f"groups[{index}]"
         if not group.device.peak_flops:
@@ -111,6 +117,13 @@ def checked(cluster: ClusterSpec) -> ClusterSpec:
     if problems:
         raise ConfigError(problems)
     return cluster
+
+
+def _too_many(cluster: ClusterSpec) -> list[Problem]:
+    if cluster.num_devices <= MOST_DEVICES:
+        return []
+    what = f"{cluster.num_devices:,} devices are more than anyone has"
+    return [Problem(what=what, where="cluster", fix=f"at most {MOST_DEVICES:,}")]
 
 
 def _board(group: NodeGroup) -> int:

@@ -10,13 +10,13 @@ from meshwright.catalog.failure_mix import Mix
 from meshwright.cost.faults import RETURN_SECONDS, SEEDS, SLOW_SECONDS, Advice, Fleet, Saves, advise, troubles_of
 from meshwright.cost.goodput import RESTART_SECONDS, save
 from meshwright.cost.predict import predict
+from meshwright.spec.cluster import MOST_DEVICES
 from meshwright.spec.errors import ConfigError, Problem
 from meshwright.spec.plan import Design
 from meshwright.spec.units import format_seconds
 
 LLAMA3_DAYS = 54.0
 REPAIR_HOURS = RETURN_SECONDS / 3600.0
-MOST_DEVICES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from typing import Annotated, TypeAlias
 from meshwright.spec.codec import Among
 from meshwright.spec.report import Origin
 
+MOST_DEVICES = 10_000_000
+
 
 class Precision(StrEnum):
     """Arithmetic of matrix products; int8 and int4 are of numbers on their way alone.
