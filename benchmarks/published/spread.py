@@ -1,10 +1,12 @@
 """Spreads of cost/uncertainty.py and cost/fitting.py, estimated from published runs with every source left out in turn.
 
-`python benchmarks/published/spread.py [--write]` prints what those two files should hold (and writes it there), and how
-many measured steps the intervals hold of a source that had no part in them. Every source of every table here weighs
-alike, and every group within it: those that were held out tell how far off it is where no run of runs.csv is like a
-plan. Of memory, those of runs.csv speak: printed peaks, and verdicts of sources that print runs which died, for the
-others leave those out.
+`python benchmarks/published/spread.py [--write] [TABLE]` prints what those two files should hold (and writes it there),
+and how many measured steps the intervals hold of a source that had no part in them. Every source weighs alike, and
+every group within it. Of memory, printed peaks speak, and verdicts of sources that print runs which died: the others
+leave those out.
+
+`--allowances` does so of the causes that no run of runs.csv has alone, as software that is none of theirs: what the
+runs that were held out say of those, all other spreads as uncertainty.py holds them.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import numpy.typing as npt
 
 from meshwright import cost
 from meshwright.cost.fitting import Held, chance, shares
-from meshwright.cost.uncertainty import Cause, spread, weights
+from meshwright.cost.uncertainty import REACH, SPREADS, Cause, spread, weights
 from meshwright.replay.express import Expressed, express
 from meshwright.replay.models import InexpressibleError
 from meshwright.replay.pricing import Priced, in_alike_parts, priced_all
 from meshwright.replay.published import peak_bytes
-from meshwright.replay.regimes import regime
+from meshwright.replay.regimes import Regime, regime
 from meshwright.replay.runs import Run, read_runs
 from meshwright.spec.errors import ConfigError
 from meshwright.spec.plan import Design
@@ -39,6 +41,11 @@ PRIORS = {Cause.DEVICES: 0.05, Cause.LENGTH: 0.05}  # the others
 PRIOR_WIDTH = 1.0  # standard deviation of the logarithm of a spread around its prior
 FREEDOM = 5.0  # of Student's t: tails that let a few runs be far off without widening all
 INSIDE = 0.9  # of steps whose source was left out
+_OWN = {Regime.LAUNCH: Cause.COMPUTE, Regime.PIPELINE: Cause.PIPELINE, Regime.LAYERS: Cause.COLLECTIVES}
+_OWN |= {Regime.DATA: Cause.DATA, Regime.COMPUTE: Cause.PRODUCTS}
+_ROUNDS = 12
+_SEEN = 0.5  # of a source's weight that a regime must have
+_WIDEST = 0.4
 Floats = npt.NDArray[np.float64]
 Names = npt.NDArray[np.str_]
 
@@ -159,14 +166,40 @@ def equal(source: Names, group: Names) -> Floats:
 
 def estimate(data: Residuals, rows: npt.NDArray[np.bool_]) -> Floats:
     """The spreads most likely after the runs in `rows`: Student's t of their errors, a broad prior on each spread."""
-    causes, error, weight = np.square(data.causes[rows]), np.square(data.error[rows]), data.weight[rows]
+    return completed(priors(), data, rows, free=np.ones(len(Cause), dtype=np.bool_))
 
-    def unlikely(spreads: Floats) -> float:
-        variance = causes @ np.square(spreads)
+
+def completed(spreads: Floats, data: Residuals, rows: npt.NDArray[np.bool_], *, free: npt.NDArray[np.bool_]) -> Floats:
+    """`spreads` with those that are `free` as `estimate` has them, the others as they are."""
+    causes, error, weight = np.square(data.causes[rows]), np.square(data.error[rows]), data.weight[rows]
+    fixed = causes[:, ~free] @ np.square(spreads[~free])
+
+    def unlikely(found: Floats) -> float:
+        variance = fixed + causes[:, free] @ np.square(found)
         tails = 0.5 * (FREEDOM + 1.0) * np.log1p(error / variance / (FREEDOM - 2.0))
         return float(weight @ (0.5 * np.log(variance) + tails))
 
-    return least(unlikely, priors())
+    made = spreads.copy()
+    made[free] = least(unlikely, priors()[free])
+    return made
+
+
+def evened(data: Residuals, rows: npt.NDArray[np.bool_]) -> Floats:
+    """`estimate`, then the spread of each regime's own cause so that the interval holds as many of every regime.
+
+    Most runs are of few regimes, and likelihood alone serves those.
+    """
+    spreads = estimate(data, rows)
+    for _ in range(_ROUNDS):
+        for name, cause in _OWN.items():
+            apart = np.abs(deviations(data, spreads))
+            own = rows & (data.regime == name)
+            if float(data.weight[own].sum()) < _SEEN:
+                continue
+            reach, reached = (quantile(apart[each], data.weight[each], INSIDE) for each in (rows, own))
+            index = list(Cause).index(cause)
+            spreads[index] = min(spreads[index] * (reached / reach) ** 0.5, _WIDEST)
+    return spreads
 
 
 def estimate_memory(data: Peaks) -> Floats:
@@ -220,7 +253,7 @@ def left_out(data: Residuals) -> Floats:
     found = np.zeros(len(data.error))
     for name in np.unique(data.source):
         own = data.source == name
-        found[own] = deviations(data, estimate(data, ~own))[own]
+        found[own] = deviations(data, evened(data, ~own))[own]
     return found
 
 
@@ -262,6 +295,22 @@ def assignments(known: list[Predicted], spreads: Floats, of_memory: Floats, *, r
     }
 
 
+def write_allowances() -> None:
+    """Prints, and with `--write` writes, the spreads of causes that no run of runs.csv has."""
+    never = ~(residuals(predicted(read_runs(RUNS))).causes > 0.0).any(axis=0)
+    data = residuals(predicted(run for path in HELD_OUT for run in read_runs(path)))
+    known = np.array([SPREADS[cause] for cause in Cause])
+    spreads = completed(known, data, np.ones(len(data.error), dtype=np.bool_), free=never)
+    lines = [f"Cause.{cause.name}: {spreads[index]:.3f}" for index, cause in enumerate(Cause) if never[index]]
+    print("uncertainty.py:", *lines, sep="\n  ")
+    if "--write" in sys.argv:
+        (COST / "uncertainty.py").write_text(rewritten((COST / "uncertainty.py").read_text(), lines))
+    for title, names in (("source", data.source), ("regime", data.regime), ("", np.full(len(data.error), "all"))):
+        print(f"\nmeasured steps inside, of runs that were held out{f', by {title}' if title else ''}")
+        for name, (percent, count) in coverage(np.abs(deviations(data, spreads)) <= REACH, data.weight, names).items():
+            print(f"  {name:36s} {percent:5.1f} %  of {count}")
+
+
 def rewritten(text: str, lines: Iterable[str]) -> str:
     """`text` with the number of every line, `name: number` or `name = number`, that it holds once."""
     for line in lines:
@@ -273,10 +322,14 @@ def rewritten(text: str, lines: Iterable[str]) -> str:
 
 
 def main() -> None:
-    known = predicted(read_runs(RUNS))
-    data = residuals([*known, *predicted(run for path in HELD_OUT for run in read_runs(path))])
-    spreads, of_memory = estimate(data, np.ones(len(data.error), dtype=np.bool_)), estimate_memory(peaks(known))
-    apart = left_out(data)
+    if "--allowances" in sys.argv:
+        write_allowances()
+        return
+    paths = [Path(argument) for argument in sys.argv[1:] if argument != "--write"]
+    known = predicted(read_runs(paths[0] if paths else RUNS))
+    data, memory = residuals(known), peaks(known)
+    spreads = evened(data, np.ones(len(data.error), dtype=np.bool_))
+    apart, of_memory = left_out(data), estimate_memory(memory)
     reach = quantile(np.abs(apart), data.weight, INSIDE)
     for name, lines in assignments(known, spreads, of_memory, reach=reach).items():
         print(f"{name}:", *lines, sep="\n  ")
@@ -290,7 +343,7 @@ def main() -> None:
     half = reach * np.abs(data.error / deviations(data, spreads))
     print(f"\nupper end of the interval over the step: {np.exp(quantile(half, data.weight, 0.5)):.2f} in the median")
     print("\nprobability of fitting, verdicts of sources that print deaths")
-    print("\n".join(calibration(peaks(known), of_memory)))
+    print("\n".join(calibration(memory, of_memory)))
 
 
 if __name__ == "__main__":

@@ -97,6 +97,23 @@ def test_spreads_are_found_again() -> None:
     assert 1.4 < reach < 1.9
 
 
+def test_what_one_table_does_not_speak_of_is_found_in_another() -> None:
+    """Of two causes the spread of one is known: that of the other is found, and the known one stays."""
+    random = np.random.default_rng(5)
+    count, known, other = 4000, list(Cause).index(Cause.PRODUCTS), list(Cause).index(Cause.STACK)
+    causes = np.zeros((count, len(Cause)))
+    causes[:, known], causes[::2, other] = 1.0, 1.0
+    error = random.standard_t(spread.FREEDOM, count) * np.sqrt((spread.FREEDOM - 2.0) / spread.FREEDOM)
+    error *= np.sqrt(0.1**2 + causes[:, other] * 0.3**2)
+    names = np.full(count, "source")
+    data = spread.Residuals(error=error, causes=causes, weight=np.ones(count), source=names, regime=names)
+    told, free = spread.priors(), np.arange(len(Cause)) == other
+    told[known] = 0.1
+    found = spread.completed(told, data, np.ones(count, dtype=np.bool_), free=free)
+    assert found[other] == pytest.approx(0.3, rel=0.1)
+    assert found[~free].tolist() == told[~free].tolist()
+
+
 def test_every_source_weighs_alike_and_every_group_of_it() -> None:
     source, group = np.array(["A", "A", "A", "B"]), np.array(["one", "one", "two", "three"])
     assert spread.equal(source, group).tolist() == [0.25, 0.25, 0.5, 1.0]

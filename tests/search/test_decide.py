@@ -83,7 +83,7 @@ def test_no_plan_that_fits_is_better_than_the_best(objective: Objective) -> None
 def test_plans_are_laid_out_again_until_none_promises_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is slower than it promised lets others be tried, also such as were not priced, up to a number of them."""
     monkeypatch.setattr("meshwright.search.ladder.FIRST", 2)
-    model, job = samples.model(layers=2), samples.job(sequences=8, constraints=Constraints(devices="any"))
+    model, job = samples.model(layers=2), samples.job(sequences=32, constraints=Constraints(devices="any"))
     cluster = box(devices=4)
     space = legal_space(model, cluster, job)
     found = Explorer(space, model=model, cluster=cluster, job=job, exhaustive=0)
