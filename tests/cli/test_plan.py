@@ -16,6 +16,7 @@ from meshwright.cli import main
 from meshwright.search import Decision
 from meshwright.spec import codec
 from meshwright.spec.errors import ConfigError
+from tests.support.full_disk import a_full_disk
 
 pytestmark = pytest.mark.usefixtures("searched_once")
 
@@ -176,6 +177,17 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "file").write_text("")
     assert main([*PLAN, "--out", str(tmp_path / "file" / "plan.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_exit_code_4_and_leaves_the_plan_that_was_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "plan.json"
+    place.write_text("the plan of yesterday")
+    with a_full_disk():
+        assert main([*PLAN, "--out", str(place)]) == 4
+    assert f"{place}: cannot be written: File too large; free space there" in capsys.readouterr().err
+    assert place.read_text() == "the plan of yesterday"
 
 
 @pytest.mark.parametrize("page", ["plan.json", "plan.decision.json"])

@@ -135,7 +135,10 @@ def test_a_run_in_place_of_a_plan_goes_on_by_its_own_name_alone(
     ("arguments", "words"),
     [
         (["train"], "nothing to train is named"),
-        (["train", "PLAN", "--model", "llama-5m"], "a plan has its model, job and data already"),
+        (["train", "PLAN", "--model", "llama-5m"], "a plan has its model, cluster, job and data already"),
+        (["train", "PLAN", "--cluster", "local:3"], "a plan has its model, cluster, job and data already"),
+        (["train", "--run", "PLAN", "--resume", "--cluster", "local:3"], "go on with another plan: train PLAN --run"),
+        (["train", "PLAN", "--measure"], "--measure: a plan that is there stays as it is"),
         (["train", "PLAN", "--set", "job.sed=1"], "did you mean 'seed'"),
         (["train", "nowhere.json"], "nowhere.json"),
         (["generate", "nowhere"], "nowhere"),

@@ -33,6 +33,7 @@ from tests.huggingface.folders import write_model
 from tests.huggingface.rank_cases import begun, kept
 from tests.huggingface.whole import Whole
 from tests.support.designs import Layout, design
+from tests.support.full_disk import a_full_disk
 from tests.support.models import all_models, factored, with_prefix
 from tests.support.pool import Pool
 from tests.support.sampled import sampled
@@ -225,6 +226,13 @@ def test_the_model_of_a_converted_folder_generates(tmp_path: Path) -> None:
     assert loaded.step == 0
     expected = parameters_of(tmp_path / "qwen3")
     assert all(torch.equal(x.double(), expected[f"model.{name}"]) for name, x in loaded.decoder.named_parameters())
+
+
+def test_a_disk_that_is_full_is_told_in_the_system_s_words_and_nothing_stays(tmp_path: Path) -> None:
+    convert.to_run(folder_of(tmp_path, "llama"), tmp_path / "run")
+    with a_full_disk(), pytest.raises(EnvironmentUnfit, match="out: File too large; free space there"):
+        convert.to_huggingface(tmp_path / "run", tmp_path / "out", dtype="fp32")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_converted_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from meshwright.run.chaos.supervise import Supervisor
 from meshwright.run.claim import claimed
 from meshwright.run.files import read_json, write_json
 from meshwright.run.outcome import Ended, ended_path
-from meshwright.spec.chaos import Chaos, LaunchEnd, Struck
+from meshwright.spec.chaos import Chaos, Curve, LaunchEnd, Struck
 from meshwright.spec.errors import ConfigError, ExitCode
 from meshwright.spec.faults import FaultKind, read_fault
 from meshwright.train.events import Ending
@@ -140,8 +140,19 @@ def test_what_is_of_a_run_is_refused_of_a_simulated_fleet(tmp_path: Path, capsys
     asked = ["chaos", str(plan), "--simulate", *(word for pair in trained.items() for word in pair)]
     assert main([*asked, "--no-reference"]) == ExitCode.USAGE
     told = capsys.readouterr().err
-    for option in (*trained, "--reference"):
+    for option in (*trained, "--no-reference"):
         assert f"{option}: is of a run that is trained; leave it out, or --simulate" in told
+
+
+def test_a_seed_below_zero_is_refused_of_a_fleet_and_of_random_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    write_json(plan, design(tmp_path, steps=4))
+    failing = ["--simulate", "--set", "cluster.groups.0.device.hours_between_failures=50000"]
+    for asked in (failing, ["--run", str(tmp_path / "run"), "--faults", "1"]):
+        assert main(["chaos", str(plan), "--seed", "-5", *asked]) == ExitCode.USAGE
+        assert "--seed: -5 is below 0; 0, or more" in capsys.readouterr().err
 
 
 def test_a_launch_that_would_be_refused_is_not_begun_and_what_does_nothing_is_told(
@@ -240,4 +251,8 @@ def test_one_fault_is_told_as_one() -> None:
     heading = next(iter(terminal_chaos.chaos(found)))
     assert "1 fault in run, 2 launches" in str(heading)
     assert terminal_chaos.verdicts(found)[0] == "1 of 1 fault was recovered from"
+    apart = Curve(against="RUN", steps=4, worst=1.24e-07, tolerance=1e-4, missing=(), same_state=None)
+    assert terminal_chaos.verdicts(replace(found, curve=apart))[-1] == (
+        "losses of 4 steps are relatively at most 1.2e-07 apart from those of RUN"
+    )
     assert terminal_chaos.verdicts(replace(found, struck=(struck, struck)))[0] == "2 of 2 faults were recovered from"

@@ -49,7 +49,9 @@ def test_this_machine_is_measured_once_and_again_when_asked(measured: list[str])
 
 
 def test_another_cluster_is_never_measured(measured: list[str]) -> None:
-    choose.load_cluster("8xH100", measure=True, say=print)
+    choose.load_cluster("8xH100", measure=False, say=print)
+    with pytest.raises(ConfigError, match="--measure: only this machine is measured here"):
+        choose.load_cluster("8xH100", measure=True, say=print)
     assert measured == []
 
 

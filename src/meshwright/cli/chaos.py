@@ -61,7 +61,14 @@ def chaos(
     drawn = _Drawn(faults=faults, every_seconds=10.0 if every is None else every, mix=mix, seed=seed)
     if simulate:
         _refuse_faults(said, faults)
-        _refuse_training({"--run": run, "--every": every, "--against": against, "--reference": reference})
+        _refuse_training(
+            {
+                "--run": run,
+                "--every": every,
+                "--against": against,
+                f"--{'' if reference else 'no-'}reference": reference,
+            }
+        )
         _show_fleet(
             _foresee(plan, drawn, sets=sets or (), devices=devices, days=days, spares=spares, hours=repair_hours),
             as_json=as_json,

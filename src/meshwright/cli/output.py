@@ -198,13 +198,16 @@ def check_writable(*paths: Path) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write `text` to `path`, whose folder is made, and told, when it is not there; ConfigError where it cannot be."""
-    from meshwright.spec.errors import ConfigError, Problem
+    """Write `text` to `path`, whose folder is made, and told, when it is not there.
+
+    Raises ConfigError where it cannot be written, and EnvironmentUnfit where the disk is full.
+    """
+    from meshwright.spec.written import unwritten, write_whole
 
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             note(f"folder {path.parent} was not there and is made")
-        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8", errors="replace")
+        write_whole(path, text.rstrip("\n") + "\n")
     except OSError as error:
-        raise ConfigError(Problem(where=str(path), what=f"cannot be written: {error.strerror}")) from error
+        raise unwritten(error, where=path) from error

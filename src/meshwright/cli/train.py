@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def train(
     plan: Annotated[Path | None, typer.Argument(help="A design from `meshwright plan --out`, or a run.")] = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help="Without a plan: what to train.")] = None,
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="Without a plan: local, or local:4.")] = "local",
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", "-c", help="Without a plan: local, or local:4. [default: local]")
+    ] = None,
     job: Annotated[Path | None, typer.Option("--job", "-j", help="A job file; see docs/job.md.")] = None,
     data: Annotated[list[Path] | None, typer.Option("--data", "-d", help="Text to train on. Repeatable.")] = None,
     sets: Annotated[
@@ -90,7 +92,7 @@ def _chosen(
     *,
     plan: Path | None,
     model: str | None,
-    cluster: str,
+    cluster: str | None,
     job: Path | None,
     data: list[Path] | None,
     sets: list[str] | None,
@@ -101,19 +103,14 @@ def _chosen(
 ) -> Chosen:
     from meshwright import catalog, search
     from meshwright.cli.output import note, warn_of_idle
-    from meshwright.run.choose import Chosen, choose, with_data, with_length
+    from meshwright.run.choose import LOCAL, Chosen, choose, with_data, with_length
     from meshwright.search.fields import of_cluster, set_cluster
     from meshwright.spec.errors import ConfigError, Gathering, Problem
     from meshwright.spec.job import JobSpec
 
     given = plan or (run if resume and model is None else None)
     if given is not None:
-        if model is not None or job is not None or data:
-            fix = "leave those out, or leave the plan out to design another"
-            raise ConfigError(Problem(what="a plan has its model, job and data already", where=str(given), fix=fix))
-        if plan is None and not given.exists():
-            fix = "--run names the directory of the run that is to go on; leave out --resume to begin one"
-            raise ConfigError(Problem(what="no such run", where=str(given), fix=fix))
+        _refuse_what_it_has(plan, given, (model, cluster, job, data or None), measure=measure)
         design = catalog.load_design(given, sets=sets or ())
         warn_of_idle(design.job, None, sets=sets or ())
         return Chosen(design=design, decision=search.read_decision(given, plan=design.plan))
@@ -121,8 +118,9 @@ def _chosen(
         fix = "meshwright train PLAN.json, or --model NAME --data FILE; meshwright models lists the names"
         raise ConfigError(Problem(what="nothing to train is named", fix=fix))
     gathered = Gathering()
+    named = LOCAL if cluster is None else cluster
     spec = gathered.attempt(lambda: catalog.load_model(model))
-    machines = gathered.attempt(lambda: catalog.load_cluster(cluster))
+    machines = gathered.attempt(lambda: catalog.load_cluster(named))
     machine_sets = of_cluster(sets or ())
     job_sets = [each for each in sets or () if each not in machine_sets]
     loaded = gathered.attempt(lambda: catalog.load_job(str(job) if job else None, sets=job_sets))
@@ -133,7 +131,28 @@ def _chosen(
     assert loaded is not None
     asked = with_length(with_data(loaded, data or ()), steps=steps)
     warn_of_idle(asked, str(job) if job else None, sets=job_sets)
-    return choose(model, cluster=cluster, job=asked, measure=measure, say=note, cluster_sets=machine_sets)
+    return choose(model, cluster=named, job=asked, measure=measure, say=note, cluster_sets=machine_sets)
+
+
+def _refuse_what_it_has(plan: Path | None, given: Path, said: tuple[object, ...], *, measure: bool) -> None:
+    """Raises ConfigError where anything is `said` that the plan or the run `given` has, or no such run is there."""
+    from meshwright.spec.errors import ConfigError, Problem
+
+    problems = []
+    if any(each is not None for each in said):
+        fix = "leave those out, or leave the plan out to design another"
+        if plan is None:
+            fix = f"leave those out, or go on with another plan: train PLAN --run {shlex.quote(str(given))} --resume"
+        what = "a plan has its model, cluster, job and data already"
+        problems.append(Problem(what=what, where=str(given), fix=fix))
+    if measure:
+        fix = "leave it out; meshwright cluster measure is for plans to come"
+        problems.append(Problem(what="a plan that is there stays as it is", where="--measure", fix=fix))
+    if plan is None and not given.exists():
+        fix = "--run names the directory of the run that is to go on; leave out --resume to begin one"
+        problems.append(Problem(what="no such run", where=str(given), fix=fix))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _screen() -> Screen:

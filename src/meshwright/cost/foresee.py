@@ -86,7 +86,7 @@ def foresee(
     plan where they are not said. Raises ConfigError where nobody says how often the devices fail, and for numbers that
     mean nothing."""
     read = what_is_read(design)
-    _check(devices=devices, days=days, spares=spares, repair_hours=repair_hours)
+    _check(devices=devices, days=days, spares=spares, repair_hours=repair_hours, seed=seed)
     count = devices or read.devices
     between = 3600.0 * read.hours_between_failures * read.devices / count
     best = save(
@@ -124,7 +124,7 @@ def foresee(
     )
 
 
-def _check(*, devices: int | None, days: float, spares: int | None, repair_hours: float) -> None:
+def _check(*, devices: int | None, days: float, spares: int | None, repair_hours: float, seed: int) -> None:
     problems = []
     if devices is not None and not 1 <= devices <= MOST_DEVICES:
         what = f"{devices:,} devices cannot be simulated"
@@ -136,6 +136,8 @@ def _check(*, devices: int | None, days: float, spares: int | None, repair_hours
     if not 0.0 <= repair_hours <= 8760.0:
         what = f"{repair_hours:g} hours are no time for a repair"
         problems.append(Problem(what=what, where="--repair-hours", fix="from 0 to 8760"))
+    if seed < 0:
+        problems.append(Problem(what=f"{seed} is below 0", where="--seed", fix="0, or more"))
     if problems:
         raise ConfigError(problems)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import signal
 from collections import Counter, defaultdict
@@ -24,6 +25,7 @@ from meshwright.replay.scores import Point, RegimeScores, Scores, by_regime, lea
 from meshwright.spec.errors import ConfigError, Problem, spelt_out
 from meshwright.spec.paths import expanded
 from meshwright.spec.report import Report, StageMemory
+from meshwright.spec.written import unwritten, write_whole
 
 _ROWS_EACH = 200  # for fewer a process costs more than it saves
 
@@ -194,18 +196,17 @@ def write_predictions(found: Validation, path: Path | str) -> None:
     the line of the table that it is of.
 
     Texts of the table are as they are there, but that control characters are spelt out, and one that a spreadsheet
-    would take for a formula has a ' before it. Raises ConfigError where the file cannot be written.
+    would take for a formula has a ' before it. Raises ConfigError where the file cannot be written, and
+    EnvironmentUnfit where the disk is full.
     """
-    place = expanded(path)
+    place, text = expanded(path), io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(_WRITTEN)
+    table.writerows([*map(_told, _written(row)), row.run.line] for row in found.rows)
     try:
-        with place.open("w", newline="", encoding="utf-8") as file:
-            table = csv.writer(file)
-            table.writerow(_WRITTEN)
-            table.writerows([*map(_told, _written(row)), row.run.line] for row in found.rows)
+        write_whole(place, text.getvalue())
     except OSError as error:
-        raise ConfigError(
-            Problem(what="predictions cannot be written", where=str(place), why=error.strerror or str(error))
-        ) from None
+        raise unwritten(error, where=place, what="predictions cannot be written") from None
 
 
 _WRITTEN = (

@@ -31,7 +31,7 @@ def write_page(paths: Sequence[Path | str], out: Path | str) -> Path:
     """
     runs = [read_run(path) for path in paths]
     decision = runs[0].decision if len(runs) == 1 and runs[0].is_plan else None
-    return write_file(out, decision_page(decision) if decision else render(runs))
+    return write_file(out, decision_page(decision) if decision else render(runs), fix="--out names another page")
 
 
 def decision_page(decision: Decision) -> str:

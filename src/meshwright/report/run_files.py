@@ -17,6 +17,7 @@ from meshwright.spec.paths import expanded, near_names
 from meshwright.spec.plan import Design
 from meshwright.spec.report import Report
 from meshwright.spec.span import Span
+from meshwright.spec.written import unwritten, write_whole
 from meshwright.train.observe.incidents import incidents_of
 from meshwright.train.observe.timekeeper import goodput_of
 
@@ -107,14 +108,14 @@ def read_run(path: Path | str) -> RunFiles:
     )
 
 
-def write_file(path: Path | str, text: str) -> Path:
-    """Writes `text` to `path`, making its folder. Raises ConfigError where it cannot be written."""
+def write_file(path: Path | str, text: str, *, fix: str) -> Path:
+    """Writes `text` to `path`, making its folder. Raises what `unwritten` makes of a failure, with `fix`."""
     place = expanded(path)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text, encoding="utf-8", errors="replace")
+        write_whole(place, text)
     except OSError as error:
-        raise ConfigError(Problem(what="cannot be written", where=str(path), why=str(error))) from error
+        raise unwritten(error, where=path, fix=fix) from error
     return place
 
 

@@ -52,11 +52,11 @@ def verdicts(found: Chaos) -> list[str]:
     curve = found.curve
     if curve.missing:
         lines.append(f"NOT EQUAL: {len(curve.missing)} steps are in one of the two runs alone")
-    same = "the same bits" if curve.worst == 0.0 else f"at most {curve.worst:.1e} apart, relatively"
+    same = "the same bits as" if curve.worst == 0.0 else f"relatively at most {curve.worst:.1e} apart from"
     state = {True: "; the last state is, too", False: "; the last state is not the same bits", None: ""}
     verdict = "" if curve.is_equal else "NOT EQUAL: "
     told = state[curve.same_state] if curve.worst == 0.0 else ""
-    return [*lines, f"{verdict}losses of {curve.steps:,} steps are {same} as those of {curve.against}{told}"]
+    return [*lines, f"{verdict}losses of {curve.steps:,} steps are {same} those of {curve.against}{told}"]
 
 
 def _count(many: int, noun: str) -> str:

@@ -16,7 +16,8 @@ PREDICTED, MEASURED = 1, 2
 def write_trace(run: Path | str, out: Path | str) -> Path:
     """Writes the trace of a run directory or plan file to `out` and returns its path."""
     files = read_run(run)
-    return write_file(out, json.dumps(trace(files), separators=(",", ":")))
+    text = json.dumps(trace(files), separators=(",", ":"))
+    return write_file(out, text, fix="--no-trace leaves it out")
 
 
 def trace(files: RunFiles, *, predicted: Sequence[Span] | None = None) -> dict[str, Any]:

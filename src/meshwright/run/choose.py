@@ -18,6 +18,7 @@ from meshwright.spec.job import JobSpec, Source
 from meshwright.spec.plan import Design
 
 MEASURE_SECONDS = 50.0
+LOCAL = "local"  # how this machine is called
 Say = Callable[[str], None]
 
 
@@ -48,8 +49,14 @@ def choose(
 
 
 def load_cluster(name: str, *, measure: bool, say: Say) -> ClusterSpec:
-    """The cluster that `name` says; this machine with measured figures, which are kept for the next time."""
-    is_local = name.partition(":")[0] == "local"
+    """The cluster that `name` says; this machine with measured figures, which are kept for the next time.
+
+    Raises ConfigError where another one is to be measured.
+    """
+    is_local = name.partition(":")[0] == LOCAL
+    if measure and not is_local:
+        what, fix = "only this machine is measured here", "meshwright cluster measure --across measures others"
+        raise ConfigError(Problem(what=what, where="--measure", why=f"--cluster is {name}", fix=fix))
     if is_local and (measure or not calibration_file().is_file()):
         from meshwright.run.measure import measure as measure_machine
 

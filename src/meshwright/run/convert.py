@@ -25,7 +25,7 @@ from meshwright.catalog.huggingface.folder import (
 from meshwright.run.files import load_design, write_json
 from meshwright.run.verify import Verified, check_verifiable, compare, transformers_logits
 from meshwright.spec.cluster import Precision
-from meshwright.spec.errors import ConfigError, EnvironmentUnfit, Problem
+from meshwright.spec.errors import FULL, ConfigError, EnvironmentUnfit, Problem
 from meshwright.spec.job import DataSpec, JobSpec
 from meshwright.spec.json_text import parse_json
 from meshwright.spec.model import ModelSpec, language_model
@@ -264,8 +264,7 @@ def _begin(store: Store, folder: Folder, *, dtype: dtype, progress: data.Progres
 
 @contextmanager
 def _all_or_nothing(path: Path) -> Iterator[None]:
-    """What is written into `path`, a free folder, stays when all of it is written. Raises EnvironmentUnfit where the
-    disk fails."""
+    """What is written into `path`, a free folder, stays when all of it is; EnvironmentUnfit where the disk fails."""
     there = path.is_dir()
     path.mkdir(parents=True, exist_ok=True)
     try:
@@ -276,7 +275,8 @@ def _all_or_nothing(path: Path) -> Iterator[None]:
         if not there:
             path.rmdir()
         if isinstance(error, OSError):
-            raise EnvironmentUnfit(Problem(what=str(error), where=str(path), fix="free space there")) from error
+            fix = "free space there" if error.errno in FULL else ""
+            raise EnvironmentUnfit(Problem(what=error.strerror or str(error), where=str(path), fix=fix)) from error
         raise
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshwright.catalog.ranges import MOST_SEEDS
 from meshwright.data import tokenizer_from_json
 from meshwright.run.files import design_of_run
 from meshwright.spec.errors import ConfigError, Problem
@@ -19,18 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Text that the model of a run wrote, the step of the checkpoint it is from, and newer ones that are unfit."""
+    """Text that the model of a run wrote, the step of the checkpoint it is from, newer ones that are unfit, and why the
+    run could not keep the text."""
 
     text: str
     step: int
     passed_over: tuple[Problem, ...] = ()
+    unkept: Problem | None = None
 
     def lines(self) -> tuple[str, ...]:
-        """What a person should know of the checkpoint: a line for each that was passed over."""
-        return tuple(
+        """What a person should know: a line for each checkpoint that was passed over, and one for text not kept."""
+        newer = (
             f"the checkpoint of step {self.step} is read; a newer one is passed over: {problem}"
             for problem in self.passed_over
         )
+        return (*newer, *((f"warning: {self.unkept}",) if self.unkept else ()))
 
 
 def generate(
@@ -44,13 +48,13 @@ def generate(
 ) -> Sample:
     """The prompt and up to `tokens` tokens that the model writes after it; it ends where the model ends a document.
 
-    The run keeps the text as `sample.txt`.
+    The run keeps the text as `sample.txt`; where it cannot be written the sample says so.
 
     `temperature` 0 takes the likeliest token, `top_k` None chooses among all. Raises ConfigError when the run has
     no complete checkpoint or an option is out of range.
     """
     folder = expanded(run_dir)
-    _check(prompt, tokens=tokens, temperature=temperature, top_k=top_k)
+    _check(prompt, tokens=tokens, temperature=temperature, top_k=top_k, seed=seed)
     loaded = load_model(folder)
     _check_finite(loaded.decoder, where=f"{folder}: step {loaded.step}")
     path = folder / "tokenizer.json"
@@ -71,8 +75,19 @@ def generate(
             break
         written.append(token)
     text = prompt + tokenizer.decode(written)
-    (folder / "sample.txt").write_text(text, encoding="utf-8")
-    return Sample(text=text, step=loaded.step, passed_over=loaded.passed_over)
+    return Sample(
+        text=text, step=loaded.step, passed_over=loaded.passed_over, unkept=_keep(text, folder / "sample.txt")
+    )
+
+
+def _keep(text: str, path: Path) -> Problem | None:
+    """The file holds the text for the run's page, or why it does not."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        what = f"the text is not kept for the run's page: {error.strerror}"
+        return Problem(what=what, where=str(path))
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +150,7 @@ def _check_ids(read: list[int], *, vocab: int, prompt: str, where: str) -> None:
     raise ConfigError(Problem(what=what, where=where, why="its tokenizer is larger than its vocabulary", fix=fix))
 
 
-def _check(prompt: str, *, tokens: int, temperature: float, top_k: int | None) -> None:
+def _check(prompt: str, *, tokens: int, temperature: float, top_k: int | None, seed: int) -> None:
     problems = []
     if any("\ud800" <= letter <= "\udfff" for letter in prompt):
         problems.append(Problem(what="the prompt is not UTF-8 text", where="--prompt", fix="set LC_ALL=C.UTF-8"))
@@ -147,5 +162,7 @@ def _check(prompt: str, *, tokens: int, temperature: float, top_k: int | None) -
         problems.append(Problem(what=f"{temperature} is below 0", where="--temperature", fix="0 takes the likeliest"))
     if top_k is not None and top_k < 1:
         problems.append(Problem(what=f"{top_k} is below 1", where="--top-k", fix="1 takes the likeliest"))
+    if not 0 <= seed < MOST_SEEDS:
+        problems.append(Problem(what=f"{seed} is not from 0 to below 2^63", where="--seed", fix="choose another seed"))
     if problems:
         raise ConfigError(problems)

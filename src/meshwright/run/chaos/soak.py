@@ -31,8 +31,10 @@ def draw(
     A quarter of them waits for the next save, and some that follow one after which the run starts again at once come
     while it starts. Half of the hangs and of the cuts in the network are over before peers have waited for
     `patience_seconds`. Where the network cannot be cut, a cut is a rank that hangs as long. Raises ConfigError for a
-    number of faults or seconds that is none.
+    number of faults or seconds that is none, and for a seed below 0, which draws as its opposite does.
     """
+    if seed < 0:
+        raise ConfigError(Problem(what=f"{seed} is below 0", where="--seed", fix="0, or more"))
     if faults < 1 or not 0 < every_seconds < math.inf:
         fix = "at least one fault, and a time above zero between them"
         raise ConfigError(Problem(what=f"{faults} faults every {every_seconds:g} s", where="--faults", fix=fix))

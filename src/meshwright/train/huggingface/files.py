@@ -64,4 +64,4 @@ def write_file(
 def _write_tensor(file: BinaryIO, name: str, tensor: Tensor, *, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     if tuple(tensor.shape) != shape or tensor.dtype is not dtype:
         raise ValueError(f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, announced as {shape} of {dtype}")
-    tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tofile(file)
+    file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
