@@ -18,6 +18,8 @@ from tests.replay.test_validate import row
         *((name, text, True) for name in words.YES_OR_NO for text in ("yes", "True", "1", "on")),
         *((name, text, False) for name in words.YES_OR_NO for text in ("no", "false", "0", "OFF")),
         *(("flash", text, True) for text in ("FA2", "FA3", "FlashAttention-2", "Flash Attention v2")),
+        *(("flash", text, True) for text in ("xformers", "xFormers memory-efficient attention", "mem_efficient")),
+        ("flash", "memory", None),
         ("compile", "torch.compile", True),
         *(("gated", text, True) for text in ("SwiGLU", "GeGLU")),
         *(("gated", text, False) for text in ("GELU", "ReLU")),

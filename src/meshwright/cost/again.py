@@ -10,7 +10,8 @@ import numpy as np
 from meshwright.cost.compute import PassSeconds
 from meshwright.cost.mixture_work import MIXTURE
 from meshwright.cost.operators import FEED_FORWARD
-from meshwright.cost.repeated import SCORES, Repeated
+from meshwright.cost.repeated import OPERATORS, SCORES, Repeated
+from meshwright.cost.second_products import second_products
 from meshwright.cost.software import Software
 from meshwright.cost.table import BoolArray
 from meshwright.cost.waits import Timed
@@ -35,16 +36,21 @@ def products_again(
     if software.repeats <= SCORES:
         return []
     found = []
-    for part in works:
-        chosen = _chosen(part, software)
+    for part, chosen in _chosen(works, software):
         if chosen:
-            traffic = part.traffic if part.name in (FEED_FORWARD, MIXTURE) else 0.0
-            told = seconds(replace(part, products=chosen, traffic=traffic))
-            found.append(told.forward - told.core)
+            whole = software.repeats == OPERATORS or part.name in (FEED_FORWARD, MIXTURE)
+            told = seconds(replace(part, products=chosen, traffic=part.traffic if whole else 0.0))
+            found.append(told.forward - (0.0 if part.scan is not None else told.core))
     return found
 
 
-def _chosen(part: PartWork, software: Software) -> tuple[Product, ...]:
+def _chosen(works: tuple[PartWork, ...], software: Software) -> Iterable[tuple[PartWork, tuple[Product, ...]]]:
+    if Repeated.SECOND_PRODUCTS in software.repeats:
+        return second_products(works)[1]
+    return ((part, _chosen_of(part, software)) for part in works)
+
+
+def _chosen_of(part: PartWork, software: Software) -> tuple[Product, ...]:
     """Of `part` the products that run again: what stops early leaves out the last one, whose result nothing reads."""
     repeats = software.repeats
 
@@ -68,8 +74,10 @@ def flops_again(works: tuple[PartWork, ...], software: Software) -> tuple[list[F
     whole = [*cores, *(one.most_flops for part in works for one in part.products)]
     last: list[Flops] = [one.most_flops for one in works[-1].products[-1:]]
     chosen = cores if Repeated.SCORES in software.repeats else []
-    if software.repeats > SCORES:
-        chosen = [*chosen, *(one.most_flops for part in works for one in _chosen(part, software))]
+    if Repeated.SECOND_PRODUCTS in software.repeats:
+        chosen = [part.score_flops for part in works if part.scan is not None]
+    if not software.repeats <= SCORES:
+        chosen = [*chosen, *(one.most_flops for _, part in _chosen(works, software) for one in part)]
     return whole, last, chosen
 
 

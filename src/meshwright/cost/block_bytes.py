@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from meshwright.cost.backward_bytes import beside_kept
 from meshwright.cost.kept import kept_eager
-from meshwright.cost.kept_chosen import operator_outputs
 from meshwright.cost.kept_fused import kept_fused
 from meshwright.cost.kept_grid import kept_on_grids
 from meshwright.cost.kept_part import Kept
@@ -20,10 +19,12 @@ from meshwright.cost.kept_slice import going_back
 from meshwright.cost.layouts import Backward, Kind
 from meshwright.cost.loss_chunks import loss_runs
 from meshwright.cost.offload import keeps_away
+from meshwright.cost.repeated import Repeated
+from meshwright.cost.second_products import operator_outputs
 from meshwright.cost.software import Software
 from meshwright.cost.states import experts_apart, state_bytes
 from meshwright.cost.table import RECOMPUTES, BoolArray, PlanTable
-from meshwright.cost.work import FloatArray, Sizes
+from meshwright.cost.work import FloatArray, PartWork, Sizes
 from meshwright.spec.model import Block, Embedding, Head, Layer
 from meshwright.spec.plan import Recompute
 
@@ -101,9 +102,10 @@ def block_bytes(
     sizes: Sizes,
     inverse: npt.NDArray[np.intp],
     *,
+    works: tuple[PartWork, ...],
     software: Software,
 ) -> BlockBytes:
-    """What a block like `kind` leaves on every row of `table`, whose settings `inverse` finds in `sizes`."""
+    """What a block of `kind` that does `works` leaves on rows of `table`, whose settings `inverse` finds in `sizes`."""
     block, sizes = kind.block, sizes.times(kind.block.tokens)
     parts = kept_eager(block, sizes, software) if software.eager else kept_fused(block, sizes, software)
     if np.any(np.asarray(sizes.grid_dims) > 1.0):
@@ -120,13 +122,13 @@ def block_bytes(
     copies = np.where(table.sharding == 0, copied * each, 0.0) + cast
     runs = 1.0 if not isinstance(block, Head) else loss_runs(block, software.loss_chunks, sizes.tokens)[inverse]
     trains = kind.backward is Backward.WHOLE
-    kept = row(part.saved - (0.0 if trains else part.fed) for part in parts) + copies
-    chosen = operator_outputs(block, sizes) if software.selects_operators else None
-    core = row(part.core for part in parts) if chosen is None else np.maximum(kept - chosen[inverse], 0.0)
+    kept, again = (row(p.saved - (0.0 if trains else p.fed) for p in each) + copies for each in (parts, going))
     full, selective = recomputes(kind, table, FULL), recomputes(kind, table, SELECTIVE)
     entering = (sizes.tokens * width_of(block) * sizes.itemsize / sizes.split)[inverse]
+    by_operators = Repeated.SECOND_PRODUCTS in software.repeats
+    core = row(part.core for part in parts)
+    core = core if not by_operators else _run_again(block, works, sizes, inverse=inverse, inside=kept - entering)
     # A first norm that is not written out in another precision keeps the very tensor that entered.
-    again = row(part.saved - (0.0 if trains else part.fed) for part in going) + copies
     again = again - np.where(sizes.composite_norms & (sizes.itemsize < sizes.wide)[inverse], 0.0, entering)
     if kind.backward is Backward.NONE:
         return BlockBytes(kept=0.0 * kept, working=0.0 * kept, logits=0.0 * kept)
@@ -134,16 +136,15 @@ def block_bytes(
     held = np.where(full, entering + handed, np.where(selective, kept - core, kept))
     # Copies of weights stay on the device.
     away = np.where(keeps_away(kind, table), held - np.where(full, 0.0, copies), 0.0)
-    repeats = selective if chosen is None else np.zeros_like(selective)
-    beside = beside_kept(going, block, sizes, inverse=inverse, again=repeats, stays=(away > 0.0) & ~full)
+    scores = selective & (not by_operators)
+    beside = beside_kept(going, block, sizes, inverse=inverse, again=scores, stays=(away > 0.0) & ~full)
     if trains:
         # One by one the gradients of all experts come before they are one tensor.
         by_one = np.where(sizes.groups_experts[inverse], 0.0, experts)
         beside["ending"] = beside["ending"] + state_bytes(table).compute * by_one
     made = {name: beside.pop(name) for name in ("making", "inside", "going")}
     beside |= _in_experts(beside, made, full=full, entering=entering)
-    if chosen is not None:
-        beside["working"] = beside["working"] + np.where(selective, core, 0.0)
+    beside["working"] = beside["working"] + np.where(selective & by_operators, core, 0.0)
     return BlockBytes(
         kept=held - away,
         away=away,
@@ -155,6 +156,15 @@ def block_bytes(
         # What is away is here, all of it, until its block's backward is done.
         **{name: values + np.where(full, again, 0.0) + away for name, values in beside.items()},
     )
+
+
+def _run_again(
+    block: Block, works: tuple[PartWork, ...], sizes: Sizes, *, inverse: npt.NDArray[np.intp], inside: FloatArray
+) -> FloatArray:
+    """Bytes that a policy by operators drops of all that a block keeps `inside`: only layers are computed again."""
+    if not isinstance(block, Layer):
+        return 0.0 * inside
+    return np.maximum(inside - operator_outputs(block, works, sizes)[inverse], 0.0)
 
 
 def _in_experts(

@@ -202,7 +202,7 @@ def price_block(
     priced = _Priced(works=works, passes=passes, exchange=exchange, parameters=parameters)
     forward, whole, backward, late = _pass_seconds(kind, priced, table, combination, group.device, software, speed)
     full, selective = (recomputes(kind, table, policy) for policy in (FULL, SELECTIVE))
-    held = block_bytes(kind, table, combination.sizes, combination.inverse, software=software)
+    held = block_bytes(kind, table, combination.sizes, combination.inverse, works=works, software=software)
     exchange = exchange.repeated(full=full, scores=selective & (Repeated.SCORES in software.repeats))
     chosen = _chosen(works, passes, seconds, combination, speed=speed, software=software)
     repeated = again(whole, chosen, full=full, selective=selective)

@@ -20,9 +20,11 @@ class Repeated(StrEnum):
     EXPERTS = "tokens sent to experts, and what their first products give"
     EXPERTS_ACTIVATED = "what the experts' activation gives"
     SHARED = "all that a shared expert keeps inside"
+    SECOND_PRODUCTS = "all but what attention, every second product and the exchange of tokens give"
 
 
 SCORES = frozenset({Repeated.SCORES})
+OPERATORS = frozenset({Repeated.SECOND_PRODUCTS})
 # Megatron-Core's recompute_modules (core/transformer/transformer_config.py), by what each drops there. Norms of
 # attention and of dense feed-forwards are one kernel with the products behind them, and not in its reach.
 MODULES: Mapping[str, frozenset[Repeated]] = MappingProxyType(

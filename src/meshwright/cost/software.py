@@ -62,8 +62,7 @@ class Software:
     each branch keeps a mask of what it dropped. `plain_softmax`: where attention is not fused, scores are copied,
     masked and softmaxed in a pass each; `softmax_heads`: the kernel that does so in one pass takes so many heads of a
     batch at a time, and 0 any. `adds_biases` and `sums_biases`: kernels of their own add biases to products,
-    as torch did before its products took them along, and sum the gradients of biases. `selects_operators`: selective
-    recompute keeps what attention and every second product give, and nothing else. `stops_early`: a layer computed
+    as torch did before its products took them along, and sum the gradients of biases. `stops_early`: a layer computed
     again ends before the last product whose result backward does not need (pytorch/pytorch 96866, since 2.1; XLA leaves
     out what nothing reads). `shard_copies`: what sharding copies on the device itself. `loss_kernel`: what works
     out the loss instead of operators, eager or fused. `agrees_on_scales`: tensor ranks compare what they round with one
@@ -125,7 +124,6 @@ class Software:
     softmax_heads: int = 0
     adds_biases: bool = False
     sums_biases: bool = True
-    selects_operators: bool = False
     stops_early: bool = True
     shard_copies: ShardCopies = ShardCopies.UNITS
     loss_kernel: LossKernel | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from meshwright.cost.expert_handling import ExpertHandling
 from meshwright.cost.operators import ATTENTION_KERNELS, GATED_KERNELS, QUERY_KEY_NORM_KERNELS, ROTARY_KERNELS
-from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, PRODUCTS_KEPT
+from meshwright.cost.repeated import ATTENTION_KEPT, MODULES, OPERATORS, PRODUCTS_KEPT
 from meshwright.cost.shard_copies import ShardCopies
 from meshwright.cost.software import Software
 from meshwright.cost.variants import VARIANTS, changed, meant, plain_names
@@ -150,7 +150,7 @@ _TITAN: Mapping[str, Any] = {
     "attention_kernel": AttentionKernel.FLASH_2,
     "torch_attention": True,
     "fused_loss": False,
-    "selects_operators": True,
+    "repeats": OPERATORS,
 }
 _COMPILED: Mapping[str, Mapping[str, Any]] = {
     "": {"plain_norms": True},
@@ -274,7 +274,7 @@ SOFTWARE: Mapping[str, Software] = MappingProxyType(
         "automodel": Software(
             experts=ExpertHandling(dispatches_once=True),
             fused_loss=False,
-            selects_operators=True,
+            repeats=OPERATORS,
             compiled=True,
             dense_masks=False,
             steps_narrow=True,

@@ -29,8 +29,11 @@ _YES: Mapping[str, str] = {  # of all such cells, and of each
     "compile": "compile torchcompile inductor",
     "gated": "gated swiglu geglu reglu glu",
 }
-# By any version, as `FlashAttention 2.5.8`, or by who made it.
-_FLASH = re.compile(r"(?:fa|flash|flashattn|flashattention)v?\d*|cudnn\w*|(?:te|cudnn)?fused(?:attn|attention)?|sdpa")
+# By any version, as `FlashAttention 2.5.8`, or by who made it; xformers takes FlashAttention where that runs.
+_FLASH = re.compile(
+    r"(?:fa|flash|flashattn|flashattention)v?\d*|cudnn\w*|(?:te|cudnn)?fused(?:attn|attention)?|sdpa"
+    r"|(?=x|mem)(?:xformers\d*)?(?:mem(?:ory)?eff(?:icient)?)?(?:attn|attention)?"
+)
 _NO: Mapping[str, str] = {
     "": "no false 0 off",
     "compile": "eager",
