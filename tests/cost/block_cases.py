@@ -187,7 +187,8 @@ def priced(block: Block, setting: Setting) -> BlockBytes:
     }
     table = PlanTable.build(columns, layouts=[Layout(bounds=(0, 1), ranks=(0,))])
     inverse = np.zeros(1, dtype=np.intp)
-    return block_bytes(Kind(block=block), table, sizes(setting), inverse, software=software("torch"))
+    kind, done = Kind(block=block), works(block, setting)
+    return block_bytes(kind, table, sizes(setting), inverse, works=done, software=software("torch"))
 
 
 def works(block: Block, setting: Setting) -> tuple[PartWork, ...]:
