@@ -30,7 +30,7 @@ from meshwright.train.observe.whereabouts import Section, last_seen
 from tests.run.runs import BATCH, after_steps, ask_to_stop, design, worker_of
 from tests.support.designs import Layout
 
-PATIENCE = 10.0  # how soon ranks are named in seconds is measured by benchmarks/faults/detect.py
+PATIENCE = 10.0
 SHARDED = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
 PIPELINED = Layout(batch=BATCH, pipeline=2)
 
