@@ -31,6 +31,7 @@ from tests.run.runs import BATCH, after_steps, ask_to_stop, design, worker_of
 from tests.support.designs import Layout
 
 PATIENCE = 10.0
+NAMED_SECONDS = 1.0
 SHARDED = Layout(batch=BATCH, shard=2, sharding=Sharding.PARAMETERS)
 PIPELINED = Layout(batch=BATCH, pipeline=2)
 
@@ -76,8 +77,8 @@ def test_a_rank_that_stops_is_named_by_those_that_waited_for_it(layout: Layout, 
 
     told = outcome(tmp_path, layout, stop)
     ended = marks_of(tmp_path / "run")[-1]
-    assert named_after(tmp_path, done[0]) < 2 * PATIENCE, "by the first time-out"
-    assert ended.at - done[0] < 3 * PATIENCE, "nobody waits for one that is stopped"
+    assert named_after(tmp_path, done[0]) < PATIENCE + NAMED_SECONDS
+    assert ended.at - done[0] < 2 * PATIENCE, "nobody waits for half a minute for one that is stopped"
     assert "rank 1 did not come to where the others waited: hung or stopped" in told
     assert "rank 0 waited in " in told
     assert "of ranks 0 and 1 (step " in told
@@ -98,7 +99,7 @@ def test_a_rank_that_dies_is_named_with_what_the_others_were_in(
         worker_of(1).send_signal(signal.SIGKILL)
 
     told = outcome(tmp_path, SHARDED, kill)
-    assert named_after(tmp_path, done[0]) < PATIENCE, "by its death, and by no time-out"
+    assert named_after(tmp_path, done[0]) < NAMED_SECONDS
     assert "rank 1 was killed (signal 9)" in told
     assert "rank 0 waited in " in told
     assert "of ranks 0 and 1 (step " in told
@@ -114,7 +115,7 @@ def test_a_rank_alone_that_stands_still_is_named(tmp_path: Path) -> None:
 
     told = outcome(tmp_path, Layout(batch=BATCH), stop, patience=patience)
     (lost,) = incidents_of(tmp_path / "run")
-    assert patience - 1.0 < lost.at - done[0] < 3 * patience
+    assert patience - 1.0 < lost.at - done[0] < patience + 3 * NAMED_SECONDS
     assert told.startswith("rank 0 stood still in step ")
     assert "neither moved nor computed" in told
     assert lost.ranks == (0,)
@@ -142,8 +143,8 @@ def test_a_rank_that_dies_as_the_run_is_built_ends_it_at_once(tmp_path: Path) ->
         train(entry, run_dir=run, say=lambda _line: None)
     thread.join()
     (lost,) = incidents_of(run)
-    assert lost.at - done[0] < 10.0
-    assert marks_of(run)[-1].at - done[0] < 20.0
+    assert lost.at - done[0] < NAMED_SECONDS
+    assert marks_of(run)[-1].at - done[0] < 10.0
 
 
 def test_a_run_that_is_asked_to_stop_as_its_workers_start_ends_as_one_that_is_saved(tmp_path: Path) -> None:
